@@ -34,8 +34,8 @@ def main() -> int:
 
 
 def flags(argv: Sequence[str]) -> list[str]:
-    """As settings are called: dashes for underscores, `--worker-image` for `--installation.worker_image`, and flags
-    that may be given several times as one."""
+    """The arguments under the names of their settings: underscores for dashes, `--installation.worker_image` for
+    `--worker-image`, and a flag that may be given several times joined into one."""
     shared = {each.name for each in fields(Installation)}
     found: list[str] = []
     repeated: dict[str, list[str]] = {}

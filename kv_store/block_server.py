@@ -1,4 +1,4 @@
-"""Answering pulls out of the store's tiers: blocks are lent where they lie in DRAM, those on NVMe are brought up."""
+"""Answers pulls from the store's tiers: blocks in DRAM are lent in place, blocks on NVMe are onboarded first."""
 
 import asyncio
 import logging
@@ -21,12 +21,13 @@ from tandem.process.logs import event
 _log = logging.getLogger(__name__)
 
 _LEASE_S: Final = 2.0
-"""How long blocks stay lent after the last of them was sent: a receiver on this host copies them itself."""
+"""Seconds that blocks stay lent after the last of them was sent: a receiver on this host copies them itself."""
 _LEASES_MAX: Final = 4096
 _NAMES_MAX: Final = 131072
 _COME_S: Final = 1.0
 _GENERATION: Final = 0
-"""A place never changes while it is lent, and names are part of what digests are bound to."""
+"""The generation of every place. One suffices, since a place never changes while it is lent and names are part of
+what digests are bound to."""
 
 
 @dataclass
@@ -129,7 +130,7 @@ class BlockServer:
         return Offer(index, Handle(epoch, name, copy.place, _GENERATION, words))
 
     def _sent(self, lease_id: str, lent: _Lent) -> None:
-        """Everything was sent, or the receiver is gone: what is lent comes back soon."""
+        """End the sending, because everything was sent or the receiver is gone: lent blocks are released soon."""
         lent.sending = False
         if lent.released:
             self._release(lease_id)

@@ -1,4 +1,4 @@
-"""Which workers a service has, from its pods in a cluster: what `WorkersFile` tells on one machine."""
+"""Finds the workers of a service from its pods in a cluster, as `WorkersFile` does on one machine."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -75,7 +75,8 @@ class ServicePods:
 
 
 def address_of(pod: Json) -> str | None:
-    """Where a pod's worker listens; None for stores, and for pods that have no address or have ended."""
+    """The address at which a pod's worker listens; None for stores, and for pods that have no address or have
+    ended."""
     metadata, status = pod["metadata"], pod.get("status") or {}
     labels, annotations = metadata.get("labels") or {}, metadata.get("annotations") or {}
     port, ip = str(annotations.get(_LINK_PORT, "")), str(status.get("podIP") or "")

@@ -1,4 +1,5 @@
-"""Bringing blocks from workers into the store: a line of names in the order they were told in, and pulls."""
+"""Replicates blocks from workers into the store: a queue of names in the order in which they were reported, and
+pulls."""
 
 import asyncio
 import logging
@@ -35,7 +36,7 @@ _log = logging.getLogger(__name__)
 
 _TICKET_S: Final = 60.0
 _LOOKS: Final = 8
-"""How many batches deep the line is looked at for more names of the same worker."""
+"""The number of batches of the queue that are searched for more names of the same worker."""
 
 
 @dataclass(frozen=True)
@@ -85,12 +86,13 @@ class ReplicationQueue:
         )
 
     def due_in(self, now: float) -> float | None:
-        """Seconds until the first may be brought; None when there is none."""
+        """Seconds until the first block in the queue may be pulled; None when the queue is empty."""
         first = next(iter(self._told.values()), None)
         return None if first is None else max(0.0, first.due - now)
 
     def take(self, now: float) -> tuple[Holder, tuple[bytes, ...]] | None:
-        """The next names that are due, of one worker, in the order in which they were told."""
+        """Remove and return the next names that are due, all of one worker, in the order in which they were
+        reported."""
         holder, names = None, list[bytes]()
         for name, told in islice(self._told.items(), _LOOKS * self._settings.batch_blocks):
             if told.due > now or len(names) >= self._settings.batch_blocks:
@@ -104,7 +106,8 @@ class ReplicationQueue:
 
 
 class Replicator:
-    """Works off a line with a few pulls at a time. Whatever fails is left for the next time a worker tells of it."""
+    """Works off the queue with a few pulls at a time. A block whose pull fails is left until a worker reports it
+    again."""
 
     def __init__(
         self,

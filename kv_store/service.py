@@ -55,9 +55,10 @@ class Membership(Protocol):
 
 
 OpenMembership = Callable[[Callable[[Sequence[Member]], None]], Membership]
-"""From whom to tell the members to."""
+"""Builds the membership from the callback that takes the members."""
 OpenTiers = Callable[[TierSettings, HeldSpace, bytes], LocalTiers]
-"""From the settings, the space above the tiers, and the root name of the blocks. The first tier is in memory."""
+"""Builds the tiers from the settings, the space above the tiers, and the root name of the blocks. The first tier is
+in memory."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,8 @@ class StoreDeps:
     open_tiers: OpenTiers
     open_membership: OpenMembership
     open_publisher: OpenPublisher | None = None
-    """Makes who tells an index beyond the links what the store has; None when there is no such index."""
+    """Builds the publisher that reports the store's blocks to an index beyond the links; None when there is no such
+    index."""
     open_hashing: OpenHashing = InlineHashing
     """Makes who checks blocks that arrive."""
 
@@ -115,7 +117,7 @@ class StoreService:
         self._hello: Hello | None = None
         self._membership = parts.open_membership(self._take_members)
         self.address = ""
-        """Where routers dial, once `serve` has returned."""
+        """The address that routers dial, once `serve` has returned."""
 
     # -- beginning --
 
@@ -226,7 +228,7 @@ class StoreService:
         return roots
 
     async def serve(self) -> None:
-        """Accept routers. What was on NVMe goes on being found meanwhile."""
+        """Accept routers. The search for blocks on NVMe continues meanwhile."""
         await self._running.wait()
         self.address = await self._parts.links.start(self.host.accept)
         self._parts.events.emit("listening", address=self.address)

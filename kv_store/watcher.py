@@ -1,4 +1,5 @@
-"""One link from the store to each worker, as a router has it: what the worker says of itself and of its blocks."""
+"""Watches workers over one link from the store to each, like a router's: what a worker reports of itself and its
+blocks."""
 
 import asyncio
 import logging
@@ -50,8 +51,8 @@ async def _hello(link: RouterLink, within_s: float) -> Hello:
 
 
 class WorkerWatcher:
-    """Listens to the worker at `address` and comes back when the link is lost. `fits` says why a worker's blocks
-    cannot be kept here, or None when they can."""
+    """Listens to the worker at `address` and reconnects when the link is lost. `fits` gives the reason why a worker's
+    blocks cannot be kept here, or None when they can."""
 
     def __init__(
         self,
@@ -139,7 +140,8 @@ class _Hearing:
                         self._follow(update)
 
     def _follow(self, delta: KvDelta) -> None:
-        """A gap costs nothing but blocks that are not brought."""
+        """Report a change of the worker's blocks to the sink. A gap between changes costs only blocks that are not
+        replicated."""
         if delta.tier == "hbm" and delta.epoch == self.holder.epoch:
             self._sink.told(self.holder, _unpacked(delta.stored), _unpacked(delta.removed))
 

@@ -1,7 +1,7 @@
-"""The holder's side of a fetch: who may read which blocks, and what can be sent now.
+"""The holder's side of a fetch: which blocks a receiver may read, and what can be sent now.
 
-A hand-off is asked for under the lease of a work that computes the blocks; other blocks that are here under a reuse
-lease, which is opened for the asking. `ExportProgress` decides, without I/O or clock; `Exporter` is the shell that
+A hand-off is pulled under the lease of the work that computes the blocks. Other blocks that are here are pulled under
+a reuse lease, which the pull opens. `ExportProgress` decides, without I/O or clock; `Exporter` is the shell that
 waits for the engine's blocks and is driven by a transport server.
 """
 
@@ -33,7 +33,7 @@ class ExportSettings:
     alive_every_s: float = 0.5
     names_max: int = 131072
     reuse_lease_s: float = 2.0
-    """How long a reuse lease lasts after the last sign of its receiver."""
+    """Seconds that a reuse lease lasts after the last sign of its receiver."""
 
 
 class Exporter:
@@ -163,7 +163,7 @@ class Exporter:
 
 @dataclass
 class ExportProgress:
-    """How far one pull has been answered. `opened` and `now` are on the holder's clock, seconds."""
+    """The holder's progress in answering one pull. `opened` and `now` are on the holder's clock, seconds."""
 
     space: BlockSpace
     request: PullOpen

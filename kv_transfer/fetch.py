@@ -34,10 +34,11 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class KvLoadSpec:
-    """Where the first `blocks` blocks of a prompt may come from besides a hand-off: own tiers, then `sources`.
+    """The places from which the first `blocks` blocks of a prompt may come besides a hand-off: own tiers, then
+    `sources`.
 
-    `patience_s` is how long computing them would take: bringing them is given up when it has taken longer than that
-    by a stalled transfer's bound.
+    `patience_s` is the time that computing these blocks would take. Loading them is given up when it exceeds that
+    time by the bound for a stalled transfer.
     """
 
     blocks: int = 0
@@ -99,14 +100,14 @@ class Fetcher:
     ) -> FetchReport:
         """Bring the blocks of `job`, and the first tokens when `remote` computes the prompt for this request.
 
-        `whole` hears what a hand-off has brought when its last block has landed, right before the engine does, or at
-        once where nothing was left for it to bring: what is still to be said to the holder then may take longer than
-        a short answer. While `prefilled` does not say that the prompt is computed the holder may be silent longer.
-        The report of a hand-off that has failed goes to `failed` first: until that returns, or the fetch is
-        cancelled, the engine computes nothing of what is missing.
+        `whole` receives the report of a hand-off when its last block has landed, right before the engine is notified,
+        or at once where nothing was left for the hand-off to bring: the remaining messages to the holder may then
+        take longer than a short answer. While `prefilled` does not say that the prompt is computed, the holder may be
+        silent longer. The report of a failed hand-off goes to `failed` first: until that returns, or the fetch is
+        cancelled, the engine computes none of the missing blocks.
 
-        Always ends with `fetch_ended` on the block space, also when cancelled; if something is not closed by then,
-        the slots it could still write are quarantined until it is. Never raises a `TandemError`: the report says
+        Always ends with `fetch_ended` on the block space, also when cancelled. If something is not closed by then,
+        the slots that it could still write are quarantined until it is. Never raises a `TandemError`: the report says
         what went wrong.
         """
         run = _Fetch(job, self._clock.now())
@@ -249,7 +250,7 @@ class Fetcher:
 
 
 class _Fetch:
-    """One fetch while it runs: what its legs have brought so far, and the one that came last."""
+    """One running fetch: what its legs have brought so far, and the latest leg."""
 
     def __init__(self, job: FetchJob, started: float) -> None:
         self.job = job
@@ -276,7 +277,7 @@ class _Fetch:
     def over(
         self, progress: FetchProgress, origin: str, holder: str, failure: TandemError | None
     ) -> tuple[OriginReport, ...]:
-        """A leg has brought what it could: that."""
+        """Record the blocks that a finished leg has brought, and return their reports."""
         open_now = {target.index: None for target in progress.open_targets()}
         self._landed.update((target.index, None) for target in progress.job.targets if target.index not in open_now)
         brought = progress.brought(origin, holder, None if failure is None else _told(failure))

@@ -1,4 +1,4 @@
-"""One origin's part of a fetch: what was asked of it, what it has brought, and what of it is still open."""
+"""The part of a fetch that one origin serves: what was asked of it, what it has brought, and what is still open."""
 
 import asyncio
 from contextlib import suppress
@@ -19,7 +19,7 @@ Opened = TypeVar("Opened", bound=Closable)
 
 
 class OriginFetch(Generic[Opened]):
-    """A leg is over when nothing of it is open: until then its slots may still be written."""
+    """One leg of a fetch. A leg is over when nothing of it is open: until then its slots may still be written."""
 
     def __init__(self, progress: FetchProgress) -> None:
         self.progress = progress
@@ -38,7 +38,7 @@ class OriginFetch(Generic[Opened]):
         await opened.close()
 
     async def close_within(self, bound_s: float) -> None:
-        """As `close`, but `opened` stays set when it takes longer."""
+        """Close as `close` does, within `bound_s`; `opened` stays set when closing takes longer."""
         with suppress(TimeoutError):
             async with asyncio.timeout(bound_s):
                 await self.close()

@@ -1,4 +1,4 @@
-"""How far a fetch has come with one origin, and what came of all of them: values without I/O or clock.
+"""Progress of a fetch with one origin, and the outcome of all origins: values without I/O or clock.
 
 Times are the receiver's clock, seconds.
 """
@@ -89,8 +89,8 @@ def ignore_change() -> None:
 
 @dataclass
 class FetchProgress:
-    """State of what one origin is to bring, over one or more pulls. `started` is when it was asked for, `until` by
-    when it has to be over, whatever it does."""
+    """Progress of one origin's part of a fetch, over one or more pulls. `started` is when the origin was asked,
+    `until` when its part has to be over whatever the origin does."""
 
     job: FetchJob
     deadlines: Deadlines
@@ -132,7 +132,7 @@ class FetchProgress:
         return tuple(target for target in self.job.targets if target.index not in self._landed)
 
     def moved(self, now: float) -> None:
-        """There is something to show for the waiting."""
+        """Record that the transfer made progress at `now`."""
         self._heard = self._moved = now
 
     def heard(self, event: PullEvent, now: float) -> None:
@@ -172,7 +172,7 @@ class FetchProgress:
         return min(heard + silent_s, self._moved + bounds.total_s, self.until)
 
     def answer_s(self, now: float) -> float:
-        """How long a holder may take to answer a pull, for which it needs to compute nothing."""
+        """Seconds that a holder may take to answer a pull, for which it needs to compute nothing."""
         bounds = self.deadlines
         return min(self.deadline() - now, max(bounds.transfer_progress_s, bounds.prefill_progress_s))
 

@@ -1,4 +1,4 @@
-"""The part of a fetch that another process brings: pulls over its transports, believing only what verifies."""
+"""The part of a fetch that another process serves: pulls over its transports, trusting only blocks that verify."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -97,7 +97,8 @@ class PeerFetch(OriginFetch[Pull]):
         return failure
 
     async def _pull(self, transport: Transport, address: str) -> None:
-        """One attempt at what is still open. Raises `TandemError` when it does not bring what it has to."""
+        """Attempt once to pull the blocks that are still open. Raises `TandemError` when the pull does not bring what
+        it has to."""
         targets = self.progress.open_targets()
         left_s = self.progress.answer_s(self._clock.now())
         sink = _Slots(self._space.memory, targets)
@@ -149,7 +150,7 @@ class PeerFetch(OriginFetch[Pull]):
         return await self._say_within(self.progress.deadlines.transfer_progress_s)
 
     async def let_go(self) -> None:
-        """Nothing more will be taken: tell the holder, if that can be done at once."""
+        """Notify the holder, if that can be done at once, that no more blocks will be taken."""
         await self._say_within(self._receiver.settings.close_grace_s)
 
     async def _say_within(self, bound_s: float) -> bool:

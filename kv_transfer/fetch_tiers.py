@@ -1,4 +1,4 @@
-"""The part of a fetch that own tiers bring: blocks read back from DRAM and NVMe into the engine's slots."""
+"""The part of a fetch that own tiers serve: blocks onboarded from DRAM and NVMe into the engine's slots."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -54,7 +54,8 @@ class TierFetch(OriginFetch[RunningRestore]):
         self._meter = meter
 
     async def run(self) -> TandemError | None:
-        """Bring what can be brought. Gives what ended it early; a lost copy does not."""
+        """Restore the blocks that can be restored, and return the error that ended it early. A lost copy does not end
+        it."""
         targets = self.progress.job.targets
         self.opened = RunningRestore(self._tiers.restore(targets, self._space.memory, self.progress.until))
         try:

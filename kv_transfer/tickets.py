@@ -14,7 +14,7 @@ from typing import Final
 from tandem.core.errors import TandemError
 
 SKEW_S: Final = 30.0
-"""How far the clocks of issuer and holder may differ before a ticket is refused as expired."""
+"""Seconds by which the clocks of issuer and holder may differ before a ticket is refused as expired."""
 
 _VERSION: Final = 1
 _HEAD: Final = struct.Struct("<BQQd")
@@ -41,7 +41,8 @@ class TicketKey:
 
     @cached_property
     def keyed(self) -> hmac.HMAC:
-        """To be copied: taking the key in is most of what a MAC over a short message costs."""
+        """The keyed HMAC, to be copied for each use: absorbing the key is most of the cost of a MAC over a short
+        message."""
         return hmac.new(self.secret, digestmod="sha256")
 
     def __repr__(self) -> str:

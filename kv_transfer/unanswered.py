@@ -34,7 +34,7 @@ class UnansweredPulls:
     _by_address: dict[str, _Silence] = field(default_factory=dict)
 
     def bound_s(self, address: str, bound_s: float) -> float:
-        """How long to wait for the first answer from `address` where it would be `bound_s` otherwise."""
+        """Seconds to wait for the first answer from `address`, where the wait would otherwise be `bound_s`."""
         silence = self._by_address.get(address)
         return bound_s if silence is None else max(bound_s - silence.seconds, bound_s * _LEAST)
 

@@ -42,8 +42,8 @@ class Verifier:
 def judge(
     words: Sequence[bytes], handles: Sequence[Handle], *, epoch: int, names: Sequence[bytes]
 ) -> list[bytes | Refusal]:
-    """For each block that hashes to `words[i]`: its unbound content words, or why it is not block `names[i]` of
-    incarnation `epoch` as `handles[i]` says."""
+    """Check each block, which hashes to `words[i]`. Gives its unbound content words, or the reason why it is not
+    block `names[i]` of incarnation `epoch` as `handles[i]` says."""
     return [
         _refusal(handle, found, epoch, name) or found
         for handle, found, name in zip(handles, words, names, strict=True)

@@ -14,7 +14,8 @@ from tandem.core.clock import Clock
 _LEFT_MAX: Final = 64
 """Number of stale entries that are kept in addition to as many as there are pending alarms."""
 _PAUSE_S: Final = 0.001
-"""Between two rings: what a loop's timers are exact to, so that none rings early again and again."""
+"""Minimum seconds between two rings: the precision of a loop's timers, so that no alarm rings early again and
+again."""
 
 
 class Alarms:

@@ -39,7 +39,8 @@ class Generation(msgspec.Struct, frozen=True, gc=False):
     trace: TraceContext
     priority: int = 0
     resume: bytes | None = None
-    """Of a resumable request, what the front door of another router needs to go on with its answer; else None."""
+    """The state that the front door of another router needs to continue the answer of a resumable request; None for
+    other requests."""
     cache_key: str = ""
     """The client's `prompt_cache_key`, made the tenant's own: requests that share it gain from running together."""
     pin: Pin | None = None
@@ -55,7 +56,7 @@ class Generation(msgspec.Struct, frozen=True, gc=False):
     special_text: bool = False
     """Special tokens are wanted in the text too: some formats of tool calls are made of them."""
     beginning: str = ""
-    """How its conversation began, the same for every turn; empty where it is not part of one."""
+    """How the request's conversation began, the same for every turn; empty where the request is not part of one."""
     revision: str = ""
     """The revision of its service that was asked for by name; empty for whichever is its turn."""
     images: tuple[bytes, ...] = ()
@@ -69,7 +70,8 @@ class Generation(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def line(self) -> str:
-        """With whom it waits for a worker: those who can only be served together."""
+        """The line in which the request waits for a worker. It is shared by the requests that can only be served
+        together."""
         return f"{self.model}@{self.revision}" if self.revision else self.model
 
     @property
@@ -92,9 +94,10 @@ class Usage(msgspec.Struct, frozen=True, gc=False):
     completion_tokens: int
     cached_tokens: int
     by_tier: Mapping[str, int] | None = None
-    """`cached_tokens` by where they were found (`tandem.core.tiers`); None when no worker has told."""
+    """`cached_tokens` by the tier where they were found (`tandem.core.tiers`); None when no worker has reported
+    it."""
     kept: tuple[PrefixReplica, ...] = ()
-    """Of a prefix to be pinned: who keeps how much of it."""
+    """The workers that keep a prefix to be pinned, and how much of it each keeps."""
 
 
 class Sink(Protocol):
@@ -123,8 +126,9 @@ class Sink(Protocol):
 
 
 class RequestStatus(msgspec.Struct, frozen=True):
-    """Where a running request is. `prefill` and `decode` are the workers of its current attempt, None while it
-    waits for one (`prefill` also when decode computes the prompt itself); `tokens` are those accepted so far."""
+    """The progress of a running request. `prefill` and `decode` are the workers of its current attempt, None while it
+    waits for one; `prefill` is also None when decode computes the prompt itself. `tokens` are those accepted so
+    far."""
 
     stage: str
     """`queue`, `prefill`, `transfer`, `first-token` or `decode` (`router.dispatch.request_status` has their
@@ -139,11 +143,11 @@ class Running(Protocol):
     """A started generation."""
 
     def standing(self) -> RequestStatus:
-        """Where it is now. Asked only before its end."""
+        """The current status of the request. Called only before its end."""
         ...
 
     def cancel(self, reason: str) -> None:
-        """Free everything everywhere; the sink hears nothing more."""
+        """Free everything that the request holds anywhere; the sink gets nothing more."""
         ...
 
 
@@ -154,14 +158,14 @@ class ServedModel(msgspec.Struct, frozen=True):
     context_tokens: int
     eos_token_ids: tuple[int, ...]
     parent: str = ""
-    """Of a LoRA adapter, the model that it adapts; empty for a model."""
+    """The model that a LoRA adapter adapts; empty for a model."""
     features: tuple[str, ...] = ()
     """Features that the engines of some of its workers have beyond the rest
     (`tandem.core.messages.Hello.features`)."""
     revisions: tuple[str, ...] = ()
     """The revisions of its service that may be asked for by name."""
     aliases: tuple[str, ...] = ()
-    """Other names that clients may ask for it by."""
+    """Other names that clients may ask for the model by."""
     slo: Slo = UNBOUND
     """The objective that its service sets for requests."""
 
@@ -215,7 +219,8 @@ class PinnedPrefixes(Protocol):
         ...
 
     def still(self, holders: Sequence[PrefixReplica], names: bytes) -> tuple[PrefixReplica, ...]:
-        """Which of the holders are there and have how many of the leading blocks now, wherever they came from."""
+        """The holders that are still there, each with how many of the leading blocks it has now, wherever they came
+        from."""
         ...
 
     def unpin(self, holder: PrefixReplica, names: bytes, tenant_salt: str) -> None:
@@ -230,7 +235,7 @@ class Resumed(Protocol):
     def generation(self) -> Generation: ...
 
     def chars(self, after: tuple[int, ...]) -> tuple[int, ...]:
-        """How long each sequence's text is after so many tokens of each. Raises `invalid_request` where the stream
+        """The length of each sequence's text after so many tokens of each. Raises `invalid_request` where the stream
         has no such place."""
         ...
 

@@ -28,12 +28,12 @@ class Run(Protocol):
 
     @property
     def units(self) -> int:
-        """How many; at least one."""
+        """The number of units; at least one."""
         ...
 
     @property
     def length(self) -> int:
-        """In items of the sequence."""
+        """The length in items of the sequence."""
         ...
 
     @property
@@ -50,7 +50,7 @@ class Run(Protocol):
         ...
 
     def joined(self, other: Self) -> Self:
-        """This and then the other."""
+        """This run followed by the other."""
         ...
 
 
@@ -60,14 +60,15 @@ AnyRunT = TypeVar("AnyRunT", bound=Run, contravariant=True)
 
 
 class Units(Protocol[SequenceT, AnyRunT]):
-    """How sequences are made of units. Where the first so many units end is the same for all that share them."""
+    """How sequences are made of units. The place where the first so many units end is the same for all sequences that
+    share them."""
 
     def key(self, sequence: SequenceT, at: int) -> Hashable | None:
         """Stands for the unit that begins at `at`; None when none does."""
         ...
 
     def shared(self, run: AnyRunT, sequence: SequenceT, at: int) -> int:
-        """How many leading units of the run the sequence has from `at` on."""
+        """The number of leading units of the run that the sequence has from `at` on."""
         ...
 
 
@@ -75,7 +76,8 @@ TextT = TypeVar("TextT", str, bytes)
 
 
 def common(run: TextT, sequence: TextT, at: int) -> int:
-    """How many leading items of `run` the sequence has from `at` on. Compares memory, in time linear in the run."""
+    """The number of leading items of `run` that the sequence has from `at` on. Compares memory, in time linear in the
+    run."""
     if sequence.startswith(run, at):
         return len(run)
     same, differs = 0, min(len(run), len(sequence) - at)
@@ -141,8 +143,8 @@ class PrefixTree(Generic[SequenceT, RunT]):
         return _path(node)
 
     def _walk(self, owner: Hashable, sequence: SequenceT) -> tuple[_Node[RunT] | None, int, int]:
-        """Where the known prefix ends: the last node that it reaches, the units it has, and how many of them are in
-        that node's run when it ends inside of it, else 0."""
+        """Where the known prefix of a sequence ends: the last node that the prefix reaches, the units it has, and how
+        many of them are in that node's run when the prefix ends inside that run, else 0."""
         node, children, at, units = None, self._owners.get(owner), 0, 0
         while children and (key := self._units.key(sequence, at)) is not None:
             child = children.get(key)

@@ -25,8 +25,9 @@ _CLOSE_S: Final = 1.0
 
 @dataclass(frozen=True)
 class Addresses:
-    """Where to listen. `grpc_port` None serves no public gRPC; port 0 lets the system choose. `peer_port` is for the
-    control plane, over TLS: `peer_context` asks for a certificate. `probes` is `host:port` for those and scrapes."""
+    """The addresses to listen on. With `grpc_port` None no public gRPC is served; port 0 lets the system choose.
+    `peer_port` is for the control plane, over TLS: `peer_context` asks for a certificate. `probes` is `host:port` for
+    probes and scrapes."""
 
     host: str
     port: int

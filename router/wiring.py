@@ -131,7 +131,7 @@ class Wiring:
 
 
 def _bounds(settings: ProcessSettings) -> ConnectionsMax:
-    """As many connections as the settings say, or as the process may have descriptors for."""
+    """The connection limits: those of the settings, lowered to what the process has file descriptors for."""
     over_grpc = 0 if settings.grpc_port is None else settings.front.grpc_connections_max
     wanted = ConnectionsMax(settings.front.connections_max, grpc=over_grpc)
     had = descriptors(wanted.descriptors + DESCRIPTORS_KEPT) - DESCRIPTORS_KEPT

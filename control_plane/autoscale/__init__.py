@@ -1,4 +1,4 @@
-"""How many workers each pool of a service is to have. Pure decisions with their reasons."""
+"""Decides how many workers each pool of a service should have. Pure decisions with their reasons."""
 
 from control_plane.autoscale.decide import Scaling, decide
 from control_plane.autoscale.history import History

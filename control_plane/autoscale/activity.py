@@ -26,10 +26,11 @@ def activity(
     history: History,
     now: float,
 ) -> tuple[bool, float | None, str]:
-    """Awake or not, when it was last busy, and why.
+    """Whether the service is awake, when it was last busy, and why.
 
-    Workers that are starting keep it awake, since the requests that woke it may have given up by the time they are
-    ready; those that start for too long do not. While a router has not told, nothing goes to sleep.
+    Workers that are starting keep the service awake, since the requests that woke it may have given up by the time
+    the workers are ready. Workers that have been starting for too long do not. While a router has not reported, the
+    service does not go to sleep.
     """
     if not may_scale_to_zero(pools):
         return True, now, "it never sleeps: a pool has a minimum"

@@ -1,7 +1,7 @@
-"""How a role's need is spread over its pools, when there are several. Pure.
+"""Assigns a role's need to its pools, when there are several. Pure.
 
-Pools of fixed size carry what they can; the others are filled in the order of the specification, the first one to its
-maximum before the next gets more than its least.
+Pools of fixed size carry what they can. The others are filled in the order of the specification: the first one
+reaches its maximum before the next gets more than its minimum.
 """
 
 from collections.abc import Sequence

@@ -25,7 +25,7 @@ class RolePool:
     cold_start_s: float
     rate: float
     spare: int = 0
-    """Of its workers, those that are to carry nothing."""
+    """Workers of the pool that are spares and carry no load."""
 
     def within(self, seconds: float) -> float:
         """Requests/s of what is ready that soon and stays."""
@@ -50,5 +50,5 @@ def rate_in_all(pools: Sequence[RolePool]) -> float:
 
 
 def overdue(load: PoolLoad, cold_start_s: float) -> int:
-    """How many pods have been starting for too long."""
+    """The number of pods that have been starting for too long."""
     return sum(1 for age in load.starting_s if age > _OVERDUE * cold_start_s)

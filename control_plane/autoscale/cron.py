@@ -22,7 +22,7 @@ _SHORTCUTS: Final = 256
 
 @dataclass(frozen=True)
 class Cron:
-    """Sorted values of each field. `either` says that day and weekday are both restricted."""
+    """A cron schedule: sorted values of each field. `either` says that day and weekday are both restricted."""
 
     minutes: tuple[int, ...]
     hours: tuple[int, ...]

@@ -22,7 +22,8 @@ from tandem.spec.service import Spec
 
 @dataclass(frozen=True)
 class Scaling:
-    """Of one service: the pools that have autoscaling, by name, and one answer whether it is awake."""
+    """The scaling decision for one service: its pools that have autoscaling, by name, and one answer whether it is
+    awake."""
 
     pools: Mapping[str, PoolScaling]
     active: bool
@@ -82,8 +83,8 @@ class _Numbers:
 def _both(
     spec: Spec, load: ServiceLoad, told: ScalingInputs, flow: DemandForecast, numbers: _Numbers
 ) -> dict[str, PoolScaling]:
-    """No pool is there for prefill alone: its workers do both, each by itself or, in pools of role auto, as routers
-    choose from one moment to the next; so both needs add up."""
+    """Scale a service that has no pool for prefill alone. Its workers do both, each by itself or, in pools of role
+    auto, as routers choose from one moment to the next; so both needs add up."""
     pools = of_roles(spec.pools, ("decode", "unified", "auto"), load, told)
     loads, reasons = unified_loads(pools, flow)
     return _numbered(pools, loads, reasons, numbers)

@@ -38,7 +38,7 @@ class DemandForecast:
         return self.traffic.tokens.ahead(max(pool.speed.cold_start_s for pool in pools))
 
     def growth(self, pools: Sequence[Scalable]) -> float:
-        """How much more arrives then than now, at least 1."""
+        """The factor by which arrivals are expected to grow until workers started now are ready, at least 1."""
         level = self.traffic.tokens_per_s
         return self.tokens_ahead(pools) / level if level > 0 else 1.0
 
@@ -123,7 +123,8 @@ def _prefill(pools: tuple[Scalable, ...], first: Scalable, flow: DemandForecast)
 
 @dataclass(frozen=True)
 class _Fed:
-    """Requests/s that prefill hands over: when what it needs works without a pause, and when all of it does."""
+    """Requests/s that prefill hands over: `at_work` when the workers it needs work without a pause, `at_most` when
+    all of its workers do."""
 
     at_work: float
     at_most: float

@@ -12,7 +12,8 @@ Recommended = tuple[tuple[float, int], ...]
 
 @dataclass(frozen=True)
 class History:
-    """Of one service. `busy_at` is when it was last seen busy or kept awake; None before the first look."""
+    """The state that one scaling decision of a service leaves to the next. `busy_at` is when the service was last
+    seen busy or kept awake; None before the first look."""
 
     traffic: Traffic = field(default_factory=Traffic)
     recommended: Mapping[str, Recommended] = field(default_factory=dict)

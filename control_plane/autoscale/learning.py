@@ -17,7 +17,7 @@ _FORGET_S: Final = 900.0
 _SLOWER_S: Final = 900.0
 """A slower prefill is believed over so long, a faster one at once: with little to do steps look slow."""
 _SPREAD_MIN: Final = 0.15
-"""Relative standard deviation of sequences per step below which steps tell no slope."""
+"""Relative standard deviation of sequences per step below which the steps do not determine a slope."""
 _WEIGHT_MIN: Final = 5.0
 _STARTS: Final = 5
 _START_MAX_S: Final = 3600.0
@@ -64,8 +64,9 @@ class Steps:
 
     @property
     def fit(self) -> DecodeFit | None:
-        """A line through the steps. Without spread, or where it would make more sequences cheaper, one through zero:
-        that takes the whole step to be the sequences' and so rather asks for too many workers than for too few."""
+        """A line fitted through the steps. Without spread, or where the fit would make more sequences cheaper, it is
+        a line through zero: that attributes the whole step to the sequences and so errs towards too many workers
+        rather than too few."""
         if self.weight < _WEIGHT_MIN or self.x <= 0:
             return None
         x, y = self.x / self.weight, self.y / self.weight
@@ -80,7 +81,7 @@ class Steps:
 
 @dataclass(frozen=True)
 class Measured:
-    """Of one pool. `token_s` and `position_s` are None and 0 before any warm worker told."""
+    """Measurements of one pool. `token_s` is None and `position_s` is 0 until a warm worker has reported."""
 
     token_s: float | None = None
     position_s: float = 0.0
@@ -91,8 +92,8 @@ class Measured:
 
     @property
     def speed(self) -> PoolSpeed:
-        """Of the latest starts the second slowest counts: who is late breaks the SLO and who is early costs little,
-        but one alone may have waited for a node."""
+        """The pool's speed from its measurements. Of the latest cold starts the second slowest counts: a late worker
+        breaks the SLO and an early one costs little, but a single slow start may have waited for a node."""
         slowest = sorted(self.starts_s)[-2:]
         return PoolSpeed(self.token_s, self.position_s, self.steps.fit, slowest[0] if slowest else COLD_START_S)
 
@@ -103,7 +104,7 @@ class Measured:
         return replace(self, starts_s=(*self.starts_s, seconds)[-_STARTS:])
 
     def learn(self, samples: Iterable[WorkerSample], now: float) -> "Measured":
-        """From the pool's workers, once per look."""
+        """Update the measurements with samples of the pool's workers, once per look."""
         since_s = 0.0 if self.at is None else max(0.0, now - self.at)
         warm = [sample for sample in samples if sample.ready_for_s >= WARM_UP_S]
         steps = self.steps.decayed(since_s)

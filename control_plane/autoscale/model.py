@@ -14,12 +14,12 @@ COLD_START_S: Final = 180.0
 
 @dataclass(frozen=True)
 class PoolLoad:
-    """One pool now. `wanted` is the number that its EnginePool asks for."""
+    """The load of one pool now. `wanted` is the number of replicas that its EnginePool asks for."""
 
     wanted: int = 0
     ready: int = 0
     starting_s: tuple[float, ...] = ()
-    """For each pod that is not ready yet, how long ago it was made."""
+    """For each pod that is not ready yet, seconds since its creation."""
     kv_used: float = 0.0
     """Shares of KV memory in use, summed over the workers."""
 
@@ -43,7 +43,7 @@ class ServiceLoad:
     sequences: int = 0
     """Placed and not ended."""
     prefilling: int = 0
-    """Of `sequences`, those without a first token."""
+    """The number of `sequences` that have no first token yet."""
     arrived_prompt_tokens: int = 0
     """Total."""
     arrived_requests: int = 0
@@ -53,7 +53,7 @@ class ServiceLoad:
     finished_requests: int = 0
     """Total."""
     complete: bool = True
-    """Whether every router has told; else what is missing may be anything."""
+    """Whether every router has reported; otherwise what is missing may be anything."""
 
     @property
     def busy(self) -> bool:
@@ -85,8 +85,8 @@ class DecodeFit:
         return self.base_s + self.sequence_s * sequences
 
     def sequences_within(self, tpot_s: float) -> float:
-        """How many sequences one worker decodes within a time per token, at least 1. Beyond four times what was
-        measured nothing is believed."""
+        """The number of sequences that one worker decodes within `tpot_s` per token, at least 1. Nothing beyond about
+        four times what was measured is believed."""
         believed = 4 * self.seen + 16
         if self.sequence_s <= 0:
             return believed
@@ -103,7 +103,7 @@ class PoolSpeed:
     """and per token and position it attends to."""
     decode: DecodeFit | None = None
     cold_start_s: float = COLD_START_S
-    """From the making of a pod until it is ready."""
+    """Seconds from the creation of a pod until it is ready."""
 
     def prompt_s(self, tokens: float) -> float | None:
         """Seconds that a prompt takes one worker."""

@@ -1,21 +1,21 @@
-"""How many workers a load needs against the SLO, in workers' worth of one pool; and why. Pure formulas.
+"""Computes how many workers a load needs to meet the SLO, in workers' worth of one pool, and why. Pure formulas.
 
 With `s` prompt tokens/s of a prefill worker, mean prompt `m`, arrivals of `r` tokens/s, `b` tokens outstanding,
 percentile `p`, a start that takes `c`, and `t` what the TTFT leaves for waiting:
 
     prefill = (r + b / (ttft + c)) / s  +  ln(1 / (1 - p)) * (m / s) / t
 
-The first term carries what arrives and works off what is outstanding by the time new workers can have helped. The
+The first term carries the arrivals and works off what is outstanding by the time new workers can have helped. The
 second keeps the wait of one prompt in 1 / (1 - p) below `t`: the tail of the wait at one queue with exponential gaps
-and as varied prompts falls as exp(-(free workers) * t / (m / s)).
+and equally varied prompts falls as exp(-(free workers) * t / (m / s)).
 
 With `n` the sequences that a decode worker steps within the TPOT, an answer that takes `a` there, and `q` sequences,
-those that there are or at least what arrives times `a` (Little); and with `h` the requests/s that the workers of
+those that there are or at least the arrivals times `a` (Little); and with `h` the requests/s that the workers of
 `prefill` hand over when they never pause:
 
     decode = max((q + z(p) * sqrt(q)) / n,  h * a / n,  KV used / 0.75)
 
-The third keeps decode from being outrun while prefill works off a burst.
+The term `h * a / n` keeps prefill from outrunning decode while prefill works off a burst.
 """
 
 import math
@@ -28,7 +28,7 @@ from tandem.core.slo import TPOT_S, TTFT_S
 from tandem.spec.rollout import Slo
 
 _OVERHEAD_S: Final = 0.05
-"""Of the TTFT, what goes by outside of prefill: tokenizing, placing, the way back."""
+"""Seconds of the TTFT that pass outside of prefill: tokenizing, placing, the way back."""
 _WAIT_SHARE_MIN: Final = 0.1
 _KV_FULL: Final = 0.75
 
@@ -40,7 +40,7 @@ class Targets:
     ttft_s: float
     tpot_s: float
     share: float
-    """Of requests that hold it."""
+    """The share of requests that meet the SLO."""
 
     @classmethod
     def of(cls, slo: Slo) -> "Targets":
@@ -84,7 +84,7 @@ def required_prefill(
 
 @dataclass(frozen=True)
 class RequiredDecode:
-    """In workers' worth."""
+    """The decode need of a load, in workers' worth, with its reason."""
 
     workers: float
     reason: str
@@ -125,7 +125,7 @@ def required_for_kv(kv_used: float, growth: float) -> float:
 
 
 def answer_s(targets: Targets, speed: PoolSpeed, answer: float) -> float | None:
-    """How long an answer of so many tokens takes on a worker that is as full as the TPOT allows."""
+    """Seconds that an answer of `answer` tokens takes on a worker that is as full as the TPOT allows."""
     if speed.decode is None:
         return None
     most = speed.decode.sequences_within(targets.tpot_s)

@@ -35,11 +35,11 @@ class Scalable:
 
     @property
     def carrying(self) -> int:
-        """Of the workers that it is to have now, those that are no spares."""
+        """The number of workers that the pool should have now, without its spares."""
         return max(0, self.load.wanted - self.pool.spare)
 
     def replicas(self, load: float) -> int:
-        """For so many workers' worth, with its spares, within its limits."""
+        """Replicas for a load of `load` workers' worth, with the pool's spares, within its limits."""
         if self.autoscaling is None:
             return self.load.wanted
         return min(max(ceil(load - _ROUNDING) + self.pool.spare, self.floor), self.most)

@@ -24,7 +24,7 @@ class Trend:
     slope: float = 0.0
 
     def observe(self, rate: float, seconds: float) -> "Trend":
-        """So much per second over the last `seconds`."""
+        """The trend after a rate of `rate` per second over the last `seconds`."""
         if self.level is None:
             return Trend(rate, 0.0)
         expected = self.level + self.slope * seconds
@@ -47,7 +47,7 @@ class Mean:
     requests: float = 0.0
 
     def observe(self, amount: int, requests: int, seconds: float) -> "Mean":
-        """So much, in so many requests, over the last `seconds`."""
+        """The mean after `amount` in `requests` requests over the last `seconds`."""
         kept = math.exp(-seconds / _SHAPE_S)
         return Mean(self.amount * kept + amount, self.requests * kept + requests)
 

@@ -30,7 +30,8 @@ _COOLDOWN_S: Final = 15
 
 
 def engine_pool(owner: Json, pool: Pool) -> Json:
-    """The pool as others scale it. It says how many workers only where the service does."""
+    """The EnginePool object, through which others scale the pool. It sets the number of workers only where the
+    service does."""
     name = owner["metadata"]["name"]
     spec: Json = {"modelServiceName": name, "pool": pool.name, "role": pool.role}
     scaled_by = "scale"

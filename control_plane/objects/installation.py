@@ -20,13 +20,13 @@ class Installation:
     """Given once, by the chart. Changes of it reach workers with their next revision; a changed image makes one."""
 
     worker_image: str = "tandem-worker"
-    """Of workers whose pool names none."""
+    """Image of workers whose pool names none."""
     vllm_image: str | None = None
     """Image of workers with the engine vllm whose pool names none; by default `worker_image`."""
     image_pull_policy: str | None = None
     image_pull_secrets: tuple[str, ...] = ()
     service_account: str | None = None
-    """Of worker pods, which never see its token."""
+    """Service account of worker pods, which never see its token."""
     key_secret: str | None = "tandem-kv-key"
     """Secret with the ticket keys under `keys`; it must be in every namespace that has a service."""
     key_directory: str = "/var/run/tandem/kv-key"
@@ -35,16 +35,16 @@ class Installation:
     tls_name: str = "tandem-worker"
     """The name in that certificate, by which workers know each other."""
     redis_url: str | None = None
-    """Of services that name none."""
+    """Redis URL of services that name none."""
     redis_secret: str | None = None
     """`NAME/KEY` of a Secret with that URL instead, so that its password is in no other object."""
     otlp_endpoint: str | None = None
     scaler_secure: bool = False
     """KEDA shows the certificate of `tls_secret` to the scaler and asks it for its own."""
     scaler_address: str = "tandem-operator-scaler:9090"
-    """Where KEDA asks for metrics."""
+    """Address at which KEDA asks for metrics."""
     service_url: str = "http://tandem-router:8000"
-    """Where clients find the routers; in the status of every service."""
+    """URL at which clients reach the routers; in the status of every service."""
     gate_key_secret: str | None = None
     """`NAME/KEY` of a Secret with the API key by which gates ask the routers, where those want one."""
     accelerator_label: str | None = None
@@ -54,7 +54,8 @@ class Installation:
 
 
 def completed(service: ModelService, installation: Installation) -> ModelService:
-    """The service with what the installation says filled in: its revision changes when, say, the image does."""
+    """The service with its gaps filled in from the installation, so that its revision changes when, say, the image
+    does."""
     spec = service.spec
     pools = tuple(_with_image(service, pool, installation) for pool in spec.pools)
     redis = spec.redis if spec.redis is not None else installation.redis_url

@@ -1,7 +1,7 @@
-"""Where pods find their model: a claim, a directory of the image, a hub, or what is fetched before the worker starts.
+"""Gives pods their model: from a claim, a directory of the image, a hub, or a fetch before the worker starts.
 
-Workers read directories and hub ids. What lies in a bucket or a registry, and what is pinned by a digest, is brought
-and checked by `tandem fetch` in an init container: once per node where the installation gives nodes a cache.
+Workers read directories and hub ids. For a model in a bucket or a registry, or one pinned by a digest, `tandem fetch`
+brings and checks it in an init container: once per node where the installation gives nodes a cache.
 """
 
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ class ModelVolume:
 
 
 def model_volume(model: Model, installation: Installation) -> ModelVolume:
-    """Of the pods that serve `model`."""
+    """The model volume of the pods that serve `model`."""
     if model.source.startswith(_CLAIM):
         claim, _, path = model.source.removeprefix(_CLAIM).partition("/")
         volume = {"name": "model", "persistentVolumeClaim": {"claimName": claim, "readOnly": True}}

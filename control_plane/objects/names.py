@@ -28,32 +28,32 @@ HANDOVER_MANAGER: Final = "tandem-scale-handover"
 
 
 def pool_name(service: str, pool: str) -> str:
-    """Of the EnginePool, its Service, PodDisruptionBudget and ScaledObject."""
+    """Name of the pool's EnginePool, its Service, PodDisruptionBudget and ScaledObject."""
     return f"{service}-{pool}"
 
 
 def workers_name(service: str, pool: str, revision: str) -> str:
-    """Of the Deployment or LeaderWorkerSet, and of the ConfigMap."""
+    """Name of the Deployment or LeaderWorkerSet of a pool's revision, and of its ConfigMap."""
     return f"{service}-{pool}-{revision}"
 
 
 def revision_name(service: str, revision: str) -> str:
-    """Of the ControllerRevision."""
+    """Name of the ControllerRevision."""
     return f"{service}-{revision}"
 
 
 def gate_name(service: str, revision: str) -> str:
-    """Of the Job that compares a revision with its predecessor, and of its prompts."""
+    """Name of the Job that compares a revision with its predecessor, and of the ConfigMap with its prompts."""
     return f"{service}-gate-{revision}"
 
 
 def service_labels(service: str) -> dict[str, str]:
-    """Of everything that belongs to a service."""
+    """Labels of every object that belongs to a service."""
     return {MANAGED_BY: TANDEM, "app.kubernetes.io/part-of": TANDEM, SERVICE: service}
 
 
 def pool_labels(service: str, pool: str, role: str) -> dict[str, str]:
-    """Of what belongs to a pool."""
+    """Labels of every object that belongs to a pool."""
     return {**service_labels(service), POOL: pool, ROLE: role}
 
 
@@ -72,7 +72,8 @@ def annotations_of(obj: Json) -> dict[str, str]:
 
 
 def owner_reference(owner: Json) -> Json:
-    """Of the controller of what is made for `owner`, which the garbage collector deletes with it."""
+    """Reference to `owner` as the controller of an object made for it. The garbage collector deletes the object with
+    its owner."""
     return {
         "apiVersion": owner["apiVersion"],
         "kind": owner["kind"],

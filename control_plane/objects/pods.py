@@ -1,4 +1,4 @@
-"""The pod template of a pool's workers in one revision.
+"""Builds the pod template of a pool's workers in one revision.
 
 The pool's `template` is merged over it. What other parts rely on (labels, the name of the container) stays whatever
 the template says.
@@ -27,9 +27,9 @@ from tandem.spec.worker_settings import worker_module
 
 CONTAINER: Final = "worker"
 _START_S: Final = 3600
-"""How long a worker may take to load its model before it is started anew."""
+"""Seconds that a worker may take to load its model before it is restarted."""
 _MARGIN_S: Final = 30
-"""Between the end of the drain and the kill."""
+"""Seconds between the end of the drain and the kill."""
 _RDMA: Final = "rdma/"
 
 
@@ -153,7 +153,7 @@ def _probe(path: str, *, period_s: int, failures: int) -> Json:
 
 
 def _identity() -> list[Json]:
-    """Before the settings, whose values may refer to them."""
+    """Environment variables that identify the pod. They precede the settings, whose values may refer to them."""
     return [
         {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
         {"name": "TANDEM_WORKER_ID", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},

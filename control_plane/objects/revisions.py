@@ -39,7 +39,7 @@ class PoolRecord:
 
 @dataclass(frozen=True)
 class RevisionRecord:
-    """One revision; `number` says in which order they came."""
+    """One revision of a service; `number` gives the order in which revisions came."""
 
     name: str
     number: int

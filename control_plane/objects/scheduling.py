@@ -1,4 +1,4 @@
-"""On which nodes a pool's pods may run, and what of a node they ask for."""
+"""Scheduling of a pool's pods: on which nodes they may run, and which of a node's resources they request."""
 
 from typing import Final
 
@@ -20,12 +20,12 @@ _NEAR_WEIGHT: Final = 100
 
 
 def parallelism_of(service: ModelService, pool: Pool) -> Parallelism:
-    """Of a pool's workers."""
+    """The parallelism of a pool's workers."""
     return engine_of(service.spec.engine, pool).parallelism
 
 
 def nodes_of(service: ModelService, pool: Pool) -> int:
-    """Over how many nodes one worker spreads."""
+    """The number of nodes that one worker spans."""
     ranks = parallelism_of(service, pool).ranks
     return 1 if pool.accelerator is None else max(1, -(-ranks // pool.accelerator.per_node))
 
@@ -46,7 +46,7 @@ def node_selector(pool: Pool, installation: Installation) -> dict[str, str]:
 
 
 def tolerations(pool: Pool) -> list[Json]:
-    """Of taints that keep everything else off such nodes."""
+    """Tolerations of the taints that keep all other pods off the pool's nodes."""
     found = [] if pool.accelerator is None else [{"key": pool.accelerator.resource, "operator": "Exists"}]
     spot = ({"key": key, "operator": "Equal", "value": value} for key, value in _SPOT)
     return [*found, *spot] if pool.spot else found

@@ -1,5 +1,5 @@
-"""The settings of a pool's workers in a cluster: in a ConfigMap what their service says, on the command line where
-they are.
+"""Settings of a pool's workers in a cluster: the ConfigMap has what their service specifies, the command line what
+depends on where they run.
 
 Values that only the pod knows are `$(POD_IP)`, which the kubelet fills in. Arguments of vLLM that have no variable of
 their own are flags, too.

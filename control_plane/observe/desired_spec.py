@@ -11,7 +11,8 @@ from tandem.spec.service import ModelService
 
 
 def read_desired_spec(obj: Json, installation: Installation) -> DesiredSpec:
-    """Never raises: what cannot be read or must not be is the wish's `problem`."""
+    """The specification that `obj` asks for. Never raises: a specification that cannot be read or is not allowed
+    becomes the `problem` of the result."""
     try:
         # What the control plane itself wrote is of no matter here, and may be of a newer one.
         service = msgspec.convert({key: obj[key] for key in obj if key != "status"}, ModelService)

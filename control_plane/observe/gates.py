@@ -18,7 +18,8 @@ def read_gate(job: Json, pods: Iterable[Json]) -> Gate:
 
 
 def _result(job: Json, pods: Iterable[Json]) -> GateResult:
-    """A pod that could not ask says nothing about the answers: the Job tries again, and only its end counts."""
+    """The result of a gate's Job. A pod that could not ask its prompts says nothing about the answers: the Job tries
+    again, and only its end counts."""
     status = job.get("status") or {}
     ended = {each["type"] for each in status.get("conditions") or () if each.get("status") == "True"}
     if "Complete" in ended or status.get("succeeded"):

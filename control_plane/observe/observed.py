@@ -123,12 +123,12 @@ class Observed:
         return str(self.object["metadata"]["name"])
 
     def wanted(self, pool: str) -> int | None:
-        """Replicas that a pool's EnginePool asks for; None without one."""
+        """Replicas that the pool's EnginePool asks for; None when the pool has no EnginePool."""
         obj = self.engine_pools.get(pool)
         return None if obj is None else int(obj["spec"].get("replicas", 1))
 
     def workers_of(self, revision: str) -> dict[str, Workers]:
-        """By pool."""
+        """The workers of a revision, by pool."""
         return {each.pool: each for each in self.workers if each.revision == revision}
 
     def pods_of(self, pool: str, revision: str | None = None) -> tuple[Pod, ...]:

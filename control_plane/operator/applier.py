@@ -26,8 +26,8 @@ _SLACK_S: Final = 0.001
 
 @dataclass
 class _Memory:
-    """Of one service: what each object was applied as and what it was then, and the versions that the mirror is yet
-    to show."""
+    """The writes to one service's objects: for each object the digest it was applied as and its fingerprint then, and
+    the versions that the mirror has yet to show."""
 
     applied: dict[Ref, tuple[str, str]] = field(default_factory=dict)
     awaited: dict[Ref, int] = field(default_factory=dict)
@@ -40,7 +40,8 @@ class _Memory:
 
 
 class Applier:
-    """`allowed` says whether this process may write now; after it has lost its Lease it may not."""
+    """Applies plans to the cluster. `allowed` says whether this process may write now; after it has lost its Lease it
+    may not."""
 
     def __init__(
         self,
@@ -74,7 +75,7 @@ class Applier:
         return not (memory.awaited or memory.gone)
 
     def waits_s(self, key: tuple[str, str]) -> float | None:
-        """How long what was put off still has to wait; None where nothing was."""
+        """Seconds that deferred writes of a service still have to wait; None when none is deferred."""
         memory = self._memories.get(key)
         if memory is None:
             return None
@@ -85,8 +86,8 @@ class Applier:
         return max(0.0, memory.waiting_since + INTERIM_AFTER_S - self._clock.now())
 
     async def carry_out(self, key: tuple[str, str], plan: Plan, stored: Callable[[Ref], Json | None]) -> int:
-        """How many writes that took. One that is refused does not keep the others from being made; the first refusal
-        is raised at the end."""
+        """Carry out a plan and return the number of writes it took. A refused write does not prevent the others; the
+        first refusal is raised at the end."""
         memory = self._memories.setdefault(key, _Memory())
         refused: list[TandemError] = []
         writes = 0

@@ -27,7 +27,7 @@ def signed(obj: Json) -> tuple[Json, str]:
 
 
 def fingerprint(stored: Json) -> str:
-    """Of everything that others could have changed, status excepted."""
+    """Digest of everything in an object that others could have changed, except its status."""
     metadata = {key: value for key, value in stored["metadata"].items() if key not in _VOLATILE}
     return _digest({**{key: value for key, value in stored.items() if key != "status"}, "metadata": metadata})
 

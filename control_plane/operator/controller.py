@@ -39,7 +39,7 @@ class Reports(Protocol):
         ...
 
     def loads(self, key: Key) -> dict[str, PodLoad]:
-        """Of a service's workers, by pod."""
+        """Loads of a service's workers, by pod."""
         ...
 
     def routers(self, key: Key) -> dict[str, frozenset[str]]:
@@ -79,7 +79,7 @@ class Controller:
         self._health = RolloutHealth()
 
     async def work(self, key: Key) -> float | None:
-        """Bring one service up to date; the seconds until it wants to be looked at again."""
+        """Bring one service up to date and return the seconds until its next look."""
         tools = self._tools
         began = tools.clock.now()
         tools.meter.set("tandem_operator_queue", float(len(tools.queue)))

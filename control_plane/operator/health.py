@@ -23,7 +23,7 @@ class RolloutHealth:
         self._bases: dict[Key, _Base] = {}
 
     def since(self, key: Key, aim: str, revisions: Iterable[str], totals: Totals) -> dict[str, Health]:
-        """Of every revision, since `aim` is the revision that is asked for."""
+        """The health of each revision, counted since `aim` became the revision that is asked for."""
         base = self._bases.get(key)
         if base is None or base.aim != aim:
             base = self._bases[key] = _Base(aim)

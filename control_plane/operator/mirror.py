@@ -27,16 +27,17 @@ _log = logging.getLogger(__name__)
 ROUTERS: Final = "app.kubernetes.io/name=tandem-router"
 _LOOK_AGAIN_S: Final = 60.0
 _GONE_S: Final = 10.0
-"""A kind is gone when the server has said nothing else for so long. One whose definition is replaced is missing for a
-moment, as are all of them while a server starts."""
+"""Seconds for which the server must report a kind missing, and nothing else, before the kind counts as gone. A kind
+whose definition is replaced is missing for a moment, as are all kinds while a server starts."""
 _GONE_LOOK_S: Final = 2.0
 _STALE_S: Final = 300.0
-"""A mirror that has heard nothing for so long is not to be acted on; bookmarks come each minute."""
+"""Seconds without news after which a mirror is too stale to act on; bookmarks come each minute."""
 
 
 @dataclass(frozen=True)
 class Watched:
-    """Which namespaces, or all of them (empty), and where routers are; None where they are not looked for."""
+    """The namespaces to watch, all of them when empty, and the namespace of the routers; None where routers are not
+    watched."""
 
     namespaces: tuple[str, ...] = ()
     routers_in: str | None = None
@@ -72,7 +73,7 @@ class Mirror:
     # -- Reading --------------------------------------------------------------------------------------------------
 
     def stores(self, namespace: str) -> Mapping[Kind, Store]:
-        """Of one namespace or, where all are mirrored as one, of all."""
+        """The stores of one namespace or, where all namespaces are mirrored as one, of all."""
         place = namespace if (MODEL_SERVICE, namespace) in self._reflectors else None
         return {kind: each.store for (kind, where), each in self._reflectors.items() if where == place}
 

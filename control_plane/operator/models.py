@@ -12,7 +12,7 @@ class KnownModels:
         self._hub = hub
 
     def facts(self, obj: Json, wish: DesiredSpec) -> ModelFacts | None:
-        """Of the model of a ModelService."""
+        """Facts about the model of a ModelService."""
         told = annotated(obj)
         if told is not None or self._hub is None or wish.service is None:
             return told

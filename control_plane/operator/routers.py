@@ -1,4 +1,4 @@
-"""Routers: where they are, and what they told, as decisions read it."""
+"""Routers for the operator: where they are, and what they reported, in the form that decisions read."""
 
 from collections.abc import Callable, Iterable
 from urllib.parse import urlsplit
@@ -29,7 +29,7 @@ def endpoints_of_pods(pods: Iterable[Json], port: int, *, secure: bool) -> dict[
 
 
 def serving(pods: Iterable[Json]) -> frozenset[str]:
-    """Of routers' pods those that take requests."""
+    """Names of the router pods that take requests."""
     return frozenset(
         pod["metadata"]["name"] for pod in pods if "deletionTimestamp" not in pod["metadata"] and _is_ready(pod)
     )
@@ -56,7 +56,7 @@ class RouterReports:
         return Health(counted.requests, counted.errors, counted.slo_misses)
 
     def loads(self, key: Key) -> dict[str, PodLoad]:
-        """Of a service's workers, by pod."""
+        """Loads of a service's workers, by pod."""
         self._read()
         return self._loads.get("/".join(key), {})
 

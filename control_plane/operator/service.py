@@ -109,7 +109,7 @@ class OperatorService:
         return None
 
     async def drain(self, within_s: float) -> None:
-        """Write nothing any more and give the Lease back, so that another one goes on at once."""
+        """Stop writing and release the Lease, so that another operator takes over at once."""
         self._leaving, self._serving = True, False
         self._queue.close()
         if self._parts is not None:
@@ -154,7 +154,8 @@ class OperatorService:
             await asyncio.gather(working, holding, return_exceptions=True)
 
     async def _look_at_loads(self) -> None:
-        """Nothing in the cluster tells that a service has got work: its status is renewed all the same."""
+        """Renew the status of services that have work, since nothing in the cluster reports that a service has got
+        work."""
         parts = self._parts
         assert parts is not None
         while True:

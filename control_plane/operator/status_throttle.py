@@ -28,7 +28,8 @@ def interim(before: Json | None, after: Json) -> bool:
 
 
 def _essence(status: Json) -> Json:
-    """Without counts, sentences and times. The API server keeps lists of named things in an order of its own."""
+    """The status without counts, sentences and times. Lists of named things become mappings, since the API server
+    keeps them in an order of its own."""
     found: Json = {key: value for key, value in status.items() if key not in _COUNTS}
     rollout: Json = found.get("rollout") or {}
     found["rollout"] = {key: value for key, value in rollout.items() if key not in _PROGRESS}

@@ -1,4 +1,4 @@
-"""How much memory an accelerator has, from what people and clusters call it. Pure.
+"""Tells how much memory an accelerator has from the names that people and clusters give it. Pure.
 
 GPU feature discovery labels nodes with the product's name, such as `NVIDIA-H100-80GB-HBM3` or, for a slice of one,
 `NVIDIA-H100-80GB-HBM3-MIG-1g.10gb`; people write `h100-sxm`.
@@ -60,7 +60,7 @@ _STATED: Final = re.compile(r"(?:^|-)(\d+)-?g(?:i?b)?(?:-|$)")
 
 
 def memory_of_type(name: str) -> int | None:
-    """Bytes of one; None for a name that says nothing."""
+    """Bytes of memory of one accelerator of this name; None for a name that says nothing about it."""
     plain = plain_name(name)
     if found := _SLICE.search(plain):
         return int(found[1]) << 30
@@ -72,7 +72,7 @@ def memory_of_type(name: str) -> int | None:
 
 
 def plain_name(name: str) -> str:
-    """Without the maker's, in small letters, words with a hyphen between: `h100-80gb-hbm3`."""
+    """The accelerator's name without its maker, in lower case, with hyphens between words: `h100-80gb-hbm3`."""
     return "-".join(word for word in re.split(r"[-_\s]+", name.lower()) if word not in _MAKERS)
 
 

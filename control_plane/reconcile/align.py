@@ -1,7 +1,8 @@
-"""Revisions with other pools than the one that is asked for, as the rollout step can compare them.
+"""Aligns revisions whose pools differ from those of the revision that is asked for, so that the rollout step can
+compare them.
 
-A step moves revisions by shares of the goal's pools. A revision that never had one of them stands in it as if it had
-the share that it has elsewhere; and what it has in pools that are no goal any more follows the share that the step
+A step moves revisions by shares of the goal's pools. A revision that never had one of these pools counts as having
+the share there that it has elsewhere. Its replicas in pools that are no longer goals follow the share that the step
 gives it.
 """
 
@@ -42,7 +43,8 @@ class Alignment:
         return RevisionObserved({goal.name: pools.get(goal.name, PoolPods()) for goal in self.goals})
 
     def beside(self, revision: str, planned: Mapping[str, int]) -> dict[str, int]:
-        """Replicas of the revision's pools that are no goal, given those `planned` for the goals' pools."""
+        """Replicas of those pools of the revision that are not goals, given the replicas `planned` for the goals'
+        pools."""
         shares = [Fraction(planned.get(goal.name, 0), goal.replicas) for goal in self.goals if goal.replicas]
         share = min(Fraction(1), max(shares, default=Fraction(0)))
         return {name: ceil(share * self.wanted.get(name, 0)) for name in self._beside(revision)}

@@ -1,7 +1,7 @@
-"""Conditions as kstatus reads them: Ready, Reconciling and Stalled, and ours besides.
+"""Conditions as kstatus reads them, Ready, Reconciling and Stalled, and those of our own.
 
-`lastTransitionTime` moves only when the status of a condition does, and a sentence that only tells a longer time than
-before is not written again: what has not changed causes no write.
+`lastTransitionTime` moves only when the status of a condition does. A message that differs only in a longer time is
+not written again: an unchanged state causes no write.
 """
 
 import re
@@ -33,14 +33,14 @@ def condition_update(type_: str, holds: bool, reason: str, message: str = "") ->
 def conditions(
     before: Iterable[Condition], sayings: Iterable[ConditionUpdate], generation: int, now: float
 ) -> tuple[Condition, ...]:
-    """In the order of their types."""
+    """The updated conditions, in the order of their types."""
     known = {each.type: each for each in before}
     ordered = sorted(sayings, key=lambda each: each.type)
     return tuple(_condition(known.get(each.type), each, generation, now) for each in ordered)
 
 
 def changed(before: Iterable[Condition], type_: str, reason: str) -> bool:
-    """Whether a condition says something else than before."""
+    """Whether `reason` is not the one that the condition of this type had before."""
     return all(each.reason != reason for each in before if each.type == type_)
 
 

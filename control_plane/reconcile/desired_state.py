@@ -1,4 +1,4 @@
-"""Which revision is to be run, and how far the cluster is from it."""
+"""Determines which revision should run, and how far the cluster is from it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -71,7 +71,7 @@ def desired_state_of(observed: Observed, installation: Installation) -> DesiredS
 
 
 def read_status(observed: Observed) -> ModelServiceStatus:
-    """As it was last written; one that cannot be read counts as none."""
+    """The status of the service as it was last written; a status that cannot be read counts as empty."""
     plain: Any = observed.object.get("status") or {}
     try:
         return msgspec.convert(plain, ModelServiceStatus)
@@ -152,7 +152,7 @@ def _wanted(observed: Observed, goal: DesiredState, name: str) -> int:
 
 
 def rollout_spec(goal: DesiredState, target: RevisionRecord, goals: tuple[PoolTarget, ...]) -> RolloutSpec:
-    """The user's wishes about how one revision replaces another."""
+    """The rollout that the user's specification asks for: how one revision replaces another."""
     if goal.service is None:
         return RolloutSpec(target.name, goals)
     spec = goal.service.spec

@@ -42,5 +42,6 @@ class Plan:
 
     @property
     def quiet(self) -> bool:
-        """Nothing is to be deleted or said. What is to be applied may be there already."""
+        """Whether the plan has no deletions, statuses, costs or handovers. The objects to apply may be in the cluster
+        already."""
         return not (self.delete or self.statuses or self.costs or self.handovers)

@@ -19,9 +19,9 @@ from tandem.spec.pool import Pool
 from tandem.spec.status import EnginePoolStatus, Load
 
 UNPLACED_S: Final = 300.0
-"""So long may a pod look for a node before that is said."""
+"""Seconds that a pod may wait for a node before that is reported."""
 LOAD_EVERY_S: Final = 30.0
-"""How often a changed load is written at most."""
+"""Minimum seconds between writes of a changed load."""
 
 
 def pool_status(
@@ -49,7 +49,7 @@ def pool_status(
 
 
 def read_pool_status(obj: Json) -> EnginePoolStatus:
-    """As it was last written; one that cannot be read counts as none."""
+    """The status of the EnginePool as it was last written; a status that cannot be read counts as empty."""
     plain: Any = obj.get("status") or {}
     try:
         return msgspec.convert(plain, EnginePoolStatus)
@@ -69,7 +69,7 @@ def as_object(obj: Json, status: Json) -> Json:
 
 
 def unplaced(observed: Observed, name: str, now: float) -> str:
-    """Which of a pool's pods have long looked for a node, in one sentence; empty when none."""
+    """One sentence about the pool's pods that have waited long for a node; empty when there are none."""
     late = [pod for pod in observed.pods_of(name) if _late(pod, now)]
     if not late:
         return ""
@@ -142,7 +142,7 @@ def _spec(goal: DesiredState, name: str) -> Pool | None:
 
 
 def _selector(observed: Observed, goal: DesiredState, name: str) -> str:
-    """Of one pod per worker."""
+    """The label selector that matches one pod per worker of a pool."""
     terms = [f"{SERVICE}={observed.name}", f"{POOL}={name}"]
     record = goal.target.pools.get(name) if goal.target is not None else None
     return ",".join([*terms, LEADER] if record is not None and record.nodes > 1 else terms)

@@ -1,4 +1,4 @@
-"""One look at a service: every object it is to consist of, its status, and what is said about it.
+"""Reconciles a service in one look: every object that it should consist of, its status, and the events about it.
 
 Nothing is remembered here. What one look leaves to the next is in the cluster, so that it does not matter how much of
 a plan was carried out before its operator died.
@@ -224,13 +224,13 @@ def _pool_notes(obj: Json, before: EnginePoolStatus, after: EnginePoolStatus) ->
 
 
 def plain(status: ModelServiceStatus | EnginePoolStatus) -> Json:
-    """As it is applied: without what there is nothing to say about."""
+    """The status as it is applied: without the fields that are empty."""
     found: Json = msgspec.json.decode(msgspec.json.encode(status))
     return {key: value for key, value in found.items() if value is not None}
 
 
 def _ordered(status: ModelServiceStatus | EnginePoolStatus) -> Json:
-    """In an order of its own: the API server keeps lists of named things in another one."""
+    """The status with its lists of named things sorted, since the API server keeps them in another order."""
     found = plain(status)
     for key in ("conditions", "revisions", "pools"):
         if key in found:

@@ -22,13 +22,13 @@ _STARTING: Final = Verdict("Progressing", "Its pools are being made.")
 
 @dataclass(frozen=True)
 class ServiceState:
-    """How a service stands. `verdict` is the rollout's, or that of what stands in its way."""
+    """The state of a service. `verdict` is that of the rollout, or of what blocks it."""
 
     verdict: Verdict
     available: bool
     asleep: bool
     short: str
-    """Which pool finds no node, in one sentence; empty when none."""
+    """One sentence about the pool that finds no node; empty when there is none."""
 
     @property
     def ready(self) -> bool:
@@ -96,7 +96,8 @@ def awaits_routers(observed: Observed) -> bool:
 
 
 def _unheard(observed: Observed, weights: dict[str, int]) -> str:
-    """Which routers do not know every revision that is to get requests, in one sentence; empty when none."""
+    """One sentence about the routers that do not know every revision that should get requests; empty when there are
+    none."""
     wanted = {name for name, weight in weights.items() if weight}
     names = sorted(name for name, known in observed.routers.items() if not wanted <= known)
     if not names:
@@ -106,8 +107,8 @@ def _unheard(observed: Observed, weights: dict[str, int]) -> str:
 
 
 def _ready(stands: ServiceState, unheard: str, before: Condition | None, now: float) -> ConditionUpdate:
-    """A service becomes ready when every router that takes requests has heard of it, or has had its time to. One that
-    was ready stays it: requests find it."""
+    """The Ready condition of a service. The service becomes ready when every router that takes requests knows it, or
+    has had its time to learn of it. A service that was ready stays ready: requests find it."""
     verdict = stands.verdict
     if not stands.ready:
         short = stands.short if not verdict.stalled else ""

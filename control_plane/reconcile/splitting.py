@@ -1,6 +1,6 @@
-"""Whether routers can choose which workers of an `auto` pool compute prompts for others, as far as the specification
-and the model say. Where they cannot, all of its workers serve whole requests, and the pool's status says why. Pure.
-"""
+"""Tells whether routers can choose which workers of an `auto` pool compute prompts for others, as far as the
+specification and the model say. Where they cannot, all of its workers serve whole requests, and the pool's status
+says why. Pure."""
 
 from typing import Final
 

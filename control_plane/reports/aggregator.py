@@ -14,15 +14,17 @@ from control_plane.rollout import Health
 
 _GAUGES_S: Final = 15.0
 _INCARNATIONS_MAX: Final = 256
-"""Many times what exists at once; those heard longest ago are forgotten beyond it."""
+"""Maximum number of router incarnations to remember, many times what exists at once. Beyond it the least recently
+heard are forgotten."""
 _TOTALS_MAX: Final = 65_536
 Counts = tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Demand:
-    """Of one service, over all routers: what waits and runs now; the last five only grow. `complete` says that every
-    router that exists has told lately."""
+    """The demand for one service, summed over all routers: requests and tokens that wait and run now, and five
+    counters, from `arrived_requests` on, that only grow. `complete` says that every router that exists has reported
+    lately."""
 
     queued_requests: int = 0
     queued_prompt_tokens: int = 0
@@ -54,16 +56,17 @@ class ReportAggregate:
 
     routers: Mapping[str, _Router] = field(default_factory=dict)
     last: Mapping[str, Mapping[tuple[str, str], Counts]] = field(default_factory=dict)
-    """By incarnation, the last counters."""
+    """The last counters of each router incarnation."""
     totals: Mapping[tuple[str, str], Counts] = field(default_factory=dict)
     at: float = 0.0
     demands: Mapping[str, Demand] = field(default_factory=dict)
     seen: Mapping[str, WorkerReport] = field(default_factory=dict)
     complete: bool = False
-    """Whether every router that exists has told lately."""
+    """Whether every router that exists has reported lately."""
 
     def round(self, routers: Iterable[str], reports: Mapping[str, RouterReport], now: float) -> "ReportAggregate":
-        """After a round of polls: the routers that exist, and what those told that answered."""
+        """The aggregate after a round of polls: `routers` are those that exist, `reports` come from those that
+        answered."""
         exist = {name: self.routers.get(name, _Router()) for name in routers}
         exist |= {name: _Router(report, now) for name, report in reports.items() if name in exist}
         last, totals = dict(self.last), dict(self.totals)
@@ -81,11 +84,12 @@ class ReportAggregate:
         return ReportAggregate(exist, last, totals, now, _demands(fresh, totals, complete), _workers(fresh), complete)
 
     def health(self, service: str, revision: str) -> Health:
-        """Of one revision, over all routers: it only grows. `service` is `namespace/name`."""
+        """Health counters of one revision, summed over all routers; they only grow. `service` is `namespace/name`."""
         return Health(*self.totals.get((service, revision), (0, 0, 0)))
 
     def sharing(self) -> dict[str, dict[str, frozenset[str]]]:
-        """By service and router, to which revisions a router gives new requests, as it told last."""
+        """The revisions to which each router gives new requests, by service and router, from the router's last
+        report."""
         found: dict[str, dict[str, frozenset[str]]] = {}
         for name, router in self.routers.items():
             for each in router.report.revisions.data if router.report is not None else ():
@@ -99,8 +103,8 @@ class ReportAggregate:
         return self.demands.get(service, Demand(complete=self.complete))
 
     def workers(self) -> Mapping[str, WorkerReport]:
-        """By id. Several routers see the same worker: of its latest incarnation the busiest view counts, since each
-        router knows of its own submits before the worker tells of them."""
+        """Worker reports by worker id. Several routers see the same worker: of its latest incarnation the busiest
+        view counts, since each router knows its own submits before the worker reports them."""
         return self.seen
 
 
@@ -143,8 +147,8 @@ def _workers(fresh: Sequence[_Router]) -> dict[str, WorkerReport]:
 
 
 def _rather(one: tuple[float, WorkerReport], other: tuple[float, WorkerReport]) -> bool:
-    """Whether the first view of a worker is the one to believe. An epoch tells nothing of its age: what came later
-    is right."""
+    """Whether to believe view `one` of a worker rather than `other`. An epoch does not tell its age: of two epochs
+    the one that was reported later counts."""
     (one_at, a), (other_at, b) = one, other
     if a.epoch != b.epoch and one_at != other_at:
         return one_at > other_at
@@ -164,7 +168,8 @@ def _count(
     last: dict[str, Mapping[tuple[str, str], Counts]],
     totals: dict[tuple[str, str], Counts],
 ) -> None:
-    """Add what an incarnation has counted since it was heard last. Counters never fall within one."""
+    """Add to the totals what an incarnation has counted since its last report. Counters never fall within one
+    incarnation."""
     before = last.pop(incarnation, {})
     after = dict(before)
     for key, counts in _counters(report).items():

@@ -15,7 +15,8 @@ BYTES_MAX: Final = 16 << 20
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where a router listens. `host` is an address or a name; brackets around IPv6 are added where they belong."""
+    """The address at which a router listens. `host` is an address or a name; brackets around IPv6 are added where
+    they belong."""
 
     host: str
     port: int
@@ -23,7 +24,7 @@ class Endpoint:
 
     @classmethod
     def parse(cls, url: str) -> "Endpoint":
-        """Of `http://host:port` or `https://host:port`. Raises `bad_setting`."""
+        """The endpoint of a URL `http://host:port` or `https://host:port`. Raises `bad_setting`."""
         parts = urlsplit(url)
         try:
             port = parts.port

@@ -1,4 +1,4 @@
-"""Asks every router, all at once, and keeps the books."""
+"""Polls every router, all at once, and aggregates their reports."""
 
 import asyncio
 import logging
@@ -16,7 +16,8 @@ _log = logging.getLogger(__name__)
 
 
 class Poller:
-    """`routers` gives those that exist now, by name. `key` is an API key where routers ask for one."""
+    """Polls the routers. `routers` gives those that exist now, by name. `key` is an API key where routers ask for
+    one."""
 
     def __init__(
         self,

@@ -1,4 +1,5 @@
-"""One service as the scaling decision reads it: what the cluster has, joined with what routers tell. Pure."""
+"""One service in the form that the scaling decision reads: its state in the cluster, joined with the routers'
+reports. Pure."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -69,7 +70,8 @@ def service_load(service: ServiceObserved, books: ReportAggregate, now: float) -
 
 
 def samples(service: ServiceObserved, books: ReportAggregate, now: float) -> dict[str, list[WorkerSample]]:
-    """By pool, what its workers tell of their speed. Without a pod's time of readiness a router's counts."""
+    """Samples of the speed of each pool's workers, by pool. For a pod without a time of readiness the router's report
+    of it counts."""
     workers = books.workers()
     return {
         name: [_sample(name, worker, pool.pods[worker.id], now) for worker in _told(pool, workers)]

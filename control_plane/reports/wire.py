@@ -37,7 +37,7 @@ class WorkerReport(msgspec.Struct, frozen=True):
     load: WorkerLoad | None = None
     ready_for_s: float | None = None
     takes_prompts: bool = False
-    """Whether it computes prompts for others: as its role says, or as routers choose for role `auto`."""
+    """Whether the worker computes prompts for others: as its role says, or as routers choose for role `auto`."""
 
     @property
     def prefills(self) -> bool:
@@ -59,7 +59,7 @@ class RevisionCounts(msgspec.Struct, frozen=True):
     errors: int = 0
     slo_misses: int = 0
     weight: int | None = None
-    """Parts of new requests; None while the router has not heard of it."""
+    """The revision's weight in the split of new requests; None while the router does not know it."""
 
 
 class ServiceCounts(msgspec.Struct, frozen=True):
@@ -76,7 +76,7 @@ class ServiceCounts(msgspec.Struct, frozen=True):
     prompt_tokens: int = 0
     """Prompt tokens that placed requests had computed."""
     output_tokens: int = 0
-    """Of requests that have ended."""
+    """Output tokens of requests that have ended."""
     unplaced: int = 0
     """Requests that failed before they were placed."""
 
@@ -89,14 +89,14 @@ class RevisionsAnswer(msgspec.Struct, frozen=True):
 
 
 class RouterReport(msgspec.Struct, frozen=True):
-    """Both answers of one router, asked for at the same time."""
+    """Both answers of one router, requested at the same time."""
 
     workers: tuple[WorkerReport, ...]
     revisions: RevisionsAnswer
 
 
 def full_name(namespace: str, service: str) -> str:
-    """`namespace/name`, also for a router that tells the two apart."""
+    """`namespace/name` of a service, also for a router that reports the two separately."""
     return service if "/" in service or not namespace else f"{namespace}/{service}"
 
 

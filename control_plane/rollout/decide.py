@@ -25,7 +25,7 @@ from control_plane.rollout.view import View
 from control_plane.rollout.weights import traffic
 
 LOOK_S: Final = 10.0
-"""How often the health of a revision that takes over is looked at."""
+"""Seconds between looks at the health of a revision that takes over."""
 SOON_S: Final = 1.0
 
 

@@ -7,7 +7,7 @@ from control_plane.rollout.view import View
 
 
 def failure(view: View, progress: Progress | None, now: float) -> Failure | None:
-    """Why the revision that the spec asks for must not go on; None when nothing speaks against it.
+    """The reason why the revision that the spec asks for must not go on; None when nothing speaks against it.
 
     Only a revision that replaces another can fail: without one there is nothing to go back to.
     """

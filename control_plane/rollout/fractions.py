@@ -1,8 +1,8 @@
-"""Replicas of one revision in all pools at once: the same share of each pool, within one pod.
+"""Computes the replicas of one revision in all pools at once: the same share of each pool, within one pod.
 
 A revision that has the share f of a service has about f * n pods of a pool that wants n. Pools that may be exceeded
-round up, so that the shares of two revisions always sum up to the whole; those that may not give way by less than
-one pod. Pods are given by pool name.
+round up, so that the shares of two revisions always sum up to the whole; pools that may not be exceeded fall short by
+less than one pod. Pods are given by pool name.
 """
 
 from collections.abc import Mapping

@@ -81,7 +81,7 @@ class RevisionObserved:
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a revision is not to be rolled out. Forgotten when the spec asks for another revision."""
+    """The reason why a revision must not be rolled out. It is forgotten when the spec asks for another revision."""
 
     revision: str
     kind: FailureKind
@@ -114,7 +114,7 @@ class RolloutState:
 
 @dataclass(frozen=True)
 class Verdict:
-    """How the rollout stands: a CamelCase reason for conditions and events, and a sentence for people."""
+    """The state of a rollout: a CamelCase reason for conditions and events, and a sentence for people."""
 
     reason: str
     message: str

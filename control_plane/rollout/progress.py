@@ -1,4 +1,4 @@
-"""How far a rollout is from its end, and since when it has not come nearer."""
+"""Measures how far a rollout is from its end, and since when it has made no progress."""
 
 from collections.abc import Mapping
 

@@ -11,7 +11,7 @@ from typing import Final
 from control_plane.rollout.model import FailureKind, Health
 
 REQUESTS_MIN: Final = 50
-"""Of the new revision, before it is judged at all."""
+"""Minimum number of requests of the new revision before it is judged at all."""
 _Z: Final = 3.0
 
 

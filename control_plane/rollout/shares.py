@@ -8,7 +8,8 @@ from control_plane.rollout.model import PoolTarget
 
 
 def pool_target(name: str, replicas: int, max_surge: int | str, max_unavailable: int | str) -> PoolTarget:
-    """The goal of one pool that wants `replicas` now; shares are pods or a percentage such as `25%`."""
+    """The target of one pool that wants `replicas` now; `max_surge` and `max_unavailable` are pods or a percentage
+    such as `25%`."""
     return PoolTarget(name, replicas, _pods(max_surge, replicas, up=True), _pods(max_unavailable, replicas, up=False))
 
 

@@ -1,8 +1,8 @@
-"""How many pods each revision is to have next, so that capacity and the ratio of the pools are kept.
+"""Computes how many pods each revision should have next, so that capacity and the ratio of the pools are kept.
 
-Two moves, each safe by itself. *Lowering* takes pods only as far as ready pods of other serving revisions make up for
-them. *Raising* adds pods only as far as every pool stays within its surge, counting what is being lowered as still
-there. Both move a revision by a share of the whole service, so its pools keep their ratio within one pod.
+Two moves, each safe by itself. *Lowering* removes pods only as far as ready pods of other serving revisions make up
+for them. *Raising* adds pods only as far as every pool stays within its surge, counting pods that are being removed
+as still there. Both move a revision by a share of the whole service, so its pools keep their ratio within one pod.
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ Shares = Mapping[str, Fraction]
 
 
 def wanted_shares(view: View) -> dict[str, Fraction]:
-    """The split of the service that the spec, the gate and failures ask for."""
+    """The share of the service that each revision should have, given the spec, the gate and failures."""
     if not view.replacing or view.stable is None:
         return {view.update: WHOLE}
     if view.rejected:

@@ -6,7 +6,7 @@ from control_plane.rollout.view import View
 
 
 def verdict(view: View, failure: Failure | None, progress: Progress, promoted: bool, now: float) -> Verdict:
-    """How the rollout stands after this step."""
+    """The state of the rollout after this step."""
     if failure is not None:
         return _failed(view, failure, progress)
     if overdue(view.spec, progress, now) and not (view.asleep or (view.replacing and view.spec.paused)):

@@ -29,7 +29,7 @@ class View:
 
     @property
     def replacing(self) -> bool:
-        """Another revision than the stable one is asked for."""
+        """Whether the spec asks for another revision than the stable one."""
         return self.stable is not None and self.stable != self.update
 
     @property

@@ -12,7 +12,7 @@ from tandem.core.clock import Clock
 
 EVERY_S: Final = 2.0
 _SERVICES_AT_ONCE: Final = 16
-"""Between so many decisions others have their turn: each takes about 0.2 ms."""
+"""Number of scaling decisions after which the loop yields to other tasks: each takes about 0.2 ms."""
 
 
 class ScalingLoop:
@@ -36,7 +36,7 @@ class ScalingLoop:
         self._every_s = every_s
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run rounds until cancelled."""
         while True:
             began = self._clock.now()
             await self.once()

@@ -17,7 +17,7 @@ fallback."""
 
 @dataclass(frozen=True)
 class PoolName:
-    """Which pool is asked for; `scaled_object` serves where the trigger names no service and pool."""
+    """The pool that a call asks for; `scaled_object` serves where the trigger names no service and pool."""
 
     namespace: str
     service: str = ""
@@ -56,7 +56,7 @@ class MetricCache:
         self.version = 0
         """Grows whenever an answer may have changed."""
         self.waiting = 0
-        """How many wait for that."""
+        """The number of callers that wait for `version` to grow."""
 
     def publish(self, namespace: str, service: str, scaling: Scaling, wanted: Mapping[str, int]) -> None:
         """A decision for a service that is kept; `wanted` is how many replicas each pool is asked to have now."""
@@ -66,7 +66,8 @@ class MetricCache:
             self._tell()
 
     def keep(self, services: Iterable[tuple[str, str]]) -> None:
-        """These services exist, decided or not, and no others."""
+        """Keep the answers of these services and drop all others. These services exist, decided or not, and no others
+        do."""
         self._known = frozenset(services)
         if self._posts.keys() - self._known:
             self._posts = {key: post for key, post in self._posts.items() if key in self._known}
@@ -87,7 +88,7 @@ class MetricCache:
         return PoolAnswer(post.scaling.active, scaling.metric(post.wanted.get(pool, 0)), scaling.replicas)
 
     async def changed(self, since: int, within_s: float) -> None:
-        """Until the version is another than `since`, or so long."""
+        """Wait until the version differs from `since`, at most `within_s`."""
         if self.version != since:
             return
         change = self._changed

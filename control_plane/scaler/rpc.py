@@ -16,7 +16,7 @@ TARGET: Final = 1.0
 
 
 def read_pool(raw: bytes) -> PoolName:
-    """Of a `ScaledObjectRef`. Raises `invalid_request`."""
+    """The pool of a `ScaledObjectRef`. Raises `invalid_request`."""
     reference = wire.ScaledObjectRef()
     _parse(reference, raw)
     return _pool(reference)

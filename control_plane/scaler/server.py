@@ -1,7 +1,8 @@
-"""The gRPC server that KEDA asks. Every replica serves it, since any of them may be asked.
+"""The gRPC server that KEDA calls. Every replica serves it, since KEDA may ask any of them.
 
-`StreamIsActive` tells the answer when it is opened and then whenever it changes. A client that is gone without a word
-is found by HTTP/2 pings; one that stays is sent away after a while, so that streams spread over replicas again.
+`StreamIsActive` sends the answer when the stream opens and then whenever it changes. HTTP/2 pings detect a client
+that is gone without a word. The server closes the stream of a client that stays after a while, so that streams spread
+over replicas again.
 """
 
 from collections.abc import AsyncIterator
@@ -33,7 +34,7 @@ class ScalerSettings:
     ping_s: float = 20.0
     """A connection that was silent for so long is pinged, and closed when no answer comes within half of it."""
     stream_s: float = 1800.0
-    """How long a stream lasts; KEDA opens it again after two seconds."""
+    """Seconds that a stream lasts; KEDA opens it again after two seconds."""
     streams_max: int = 4096
     """Calls at a time, streams included: one per ScaledObject."""
 

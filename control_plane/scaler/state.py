@@ -10,7 +10,7 @@ from control_plane.reports.service import PoolObserved, ServiceObserved, samples
 
 @dataclass
 class _Memory:
-    """Of one service; `started` are the pods by pool whose start has been counted."""
+    """The scaling state of one service; `started` has, by pool, the pods whose start has been counted."""
 
     history: History = field(default_factory=History)
     measured: dict[str, Measured] = field(default_factory=dict)
@@ -53,7 +53,7 @@ class ScalingState:
         return {} if memory is None else dict(memory.measured)
 
     def _with_starts(self, memory: _Memory, name: str, pool: PoolObserved) -> Measured:
-        """With the cold starts that have ended since."""
+        """The measurements of a pool with the cold starts that have ended since the last look."""
         measured = memory.measured.get(name, Measured())
         counted = memory.started.get(name, frozenset())
         ready = {pod: each for pod, each in pool.pods.items() if each.ready_s is not None}

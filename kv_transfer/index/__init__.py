@@ -1,1 +1,2 @@
-"""Which worker or store has which KV blocks: in memory, in numpy arrays, in Redis. `protocol` is the seam."""
+"""Indexes of which worker or store has which KV blocks: in memory, in numpy arrays, in Redis. `protocol` is their
+common interface."""

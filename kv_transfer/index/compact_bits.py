@@ -1,5 +1,5 @@
-"""Which bit stands for which holder. A bit that is dropped means nothing at once and is given out again when its
-entries have been cleared."""
+"""Assigns bits to holders. A dropped bit means nothing at once, and is assigned again when its entries have been
+cleared."""
 
 from typing import Final
 
@@ -11,7 +11,8 @@ GROUP: Final = 64
 
 
 class HolderBits:
-    """Bit numbers count through all groups; low ones are given out first, as the first group costs least."""
+    """The bits of all holders. Bit numbers count through all groups; low ones are assigned first, as the first group
+    costs least."""
 
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}
@@ -59,7 +60,7 @@ class HolderBits:
             self.dropped |= 1 << number
 
     def cleared(self, numbers: int) -> None:
-        """No entry has these dropped bits any more."""
+        """Free these dropped bits, which no entry has any more."""
         self.dropped &= ~numbers
         self._free.extend(bits(numbers))
 

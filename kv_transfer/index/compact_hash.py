@@ -1,6 +1,6 @@
-"""Where in a table of buckets a name may lie: two buckets and a tag, from one keyed mix of its 16 bytes.
+"""Computes where in a table of buckets a name may lie: two buckets and a tag, from one keyed mix of its 16 bytes.
 
-The key keeps clients, who choose prompts and so names, from choosing names that meet in one bucket. One formula in
+Clients choose prompts and so names; the key keeps them from choosing names that meet in one bucket. The formula has
 two forms: for an array of names, and for one.
 """
 

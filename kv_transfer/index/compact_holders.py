@@ -1,4 +1,4 @@
-"""How far each holder gets through a long prompt, from arrays of bit sets: `leading` in vectors. Pure."""
+"""Computes how far each holder gets through a long prompt, from arrays of bit sets: `leading` in vectors. Pure."""
 
 from typing import Final
 
@@ -10,14 +10,15 @@ from kv_transfer.index.leading import bits, leading
 from kv_transfer.index.protocol import Held
 
 _RUNS: Final = 64
-"""Up to so many runs of names with equal holders are looked at run by run."""
+"""Maximum number of runs of names with equal holders that are processed run by run."""
 _FIRST: Final = np.zeros(1, dtype=np.int64)
 _COUNTED: Final = 255
 """Rows that are added up at once: as many as a byte can count."""
 
 
 def leading_of(rows: Words, live: int) -> dict[int, Held]:
-    """How far the holders in `live` get, by bit number. `rows[n, 3]` has the holders of each name by tier."""
+    """How far each holder in `live` gets through the names, by bit number. `rows[n, 3]` has the holders of each name
+    by tier."""
     changes = rows[1:, 0] != rows[:-1, 0]
     changes |= rows[1:, 1] != rows[:-1, 1]
     changes |= rows[1:, 2] != rows[:-1, 2]
@@ -47,7 +48,7 @@ def _leading_of_all(rows: Words, live: int) -> dict[int, Held]:
 
 
 def _lengths(alive: Words) -> dict[int, int]:
-    """For each bit of the first word, how many words have it. A bit that is gone does not come back."""
+    """For each bit of the first word, the number of words that have it. A bit that is gone does not come back."""
     lengths: dict[int, int] = {}
     for at in np.flatnonzero(alive[1:] != alive[:-1]).tolist():
         for bit in bits(int(alive[at] & ~alive[at + 1])):
@@ -58,7 +59,7 @@ def _lengths(alive: Words) -> dict[int, int]:
 
 
 def _counts(words: Words) -> NDArray[np.int64]:
-    """How many words have each of the 64 bits."""
+    """For each of the 64 bits, the number of words that have it."""
     octets = np.ascontiguousarray(words[words != 0], dtype="<u8").view(np.uint8).reshape(-1, 8)
     flags = np.unpackbits(octets, axis=1, bitorder="little")
     whole = len(flags) - len(flags) % _COUNTED

@@ -266,7 +266,7 @@ class CompactIndex:
 
 
 def _last_of_each(rows: Ids, columns: Ids) -> Ids:
-    """Of the changes of one bit the last counts."""
+    """Positions of the last change of each bit, the one that counts."""
     order = np.lexsort((columns, rows))
     ends = np.ones(len(order), dtype=np.bool_)
     ends[:-1] = (rows[order[1:]] != rows[order[:-1]]) | (columns[order[1:]] != columns[order[:-1]])

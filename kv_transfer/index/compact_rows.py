@@ -68,7 +68,7 @@ class Rows:
         return self.top - 1
 
     def release(self, rows: Ids) -> None:
-        """These rows, whose holders are gone, are free."""
+        """Free these rows, whose holders are gone."""
         self._free.reserve(self._freed + len(rows))
         self._free.array[self._freed : self._freed + len(rows), 0] = rows
         self._freed += len(rows)

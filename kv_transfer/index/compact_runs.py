@@ -23,7 +23,7 @@ _BEHIND: Final = np.arange(_STRIDE)
 _LONG: Final = 128
 """A run of so many names costs less to follow than to look up by strides."""
 _SHORT_MAX: Final = 2
-"""After so many shorter runs, more of them are expected."""
+"""Number of shorter runs after which more of them are expected."""
 
 
 class Runs(NamedTuple):
@@ -31,7 +31,7 @@ class Runs(NamedTuple):
 
     rows: list[slice]
     names: int
-    """How many these are."""
+    """The number of names in these runs."""
     ended: bool
     """Whether the next name is not in the table, or there is none."""
 
@@ -55,8 +55,8 @@ def leading_runs(table: NameTable, packed: bytes) -> Runs:
 
 
 def _reach(table: NameTable, packed: bytes, at: int, first: int) -> int:
-    """How many names from `at` on seem to lie in the rows from `first` on: all that there is room for, or found by
-    halving, as if the rows disagreed with all names after the first that they disagree with."""
+    """The number of names from `at` on that seem to lie in the rows from `first` on: all that there is room for, or a
+    number found by bisection, as if the rows disagreed with all names after the first that they disagree with."""
     words, flat, width = memoryview(packed).cast("Q"), table.rows.flat, table.rows.width
 
     def agrees(behind: int) -> bool:
@@ -76,7 +76,8 @@ def _reach(table: NameTable, packed: bytes, at: int, first: int) -> int:
 
 
 def _agreeing(table: NameTable, names: Words, reach: int, at: int, first: int) -> int:
-    """How many names from `at` on, of `reach`, lie in the rows from `first` on, which is that of the first."""
+    """The number of names from `at` on, of `reach`, that lie in the rows from `first` on. Row `first` is that of the
+    first name."""
     found = table.rows.array[first : first + reach]
     there: NDArray[np.bool_] = found[:, 0] == names[at : at + reach, 0]
     there &= found[:, 1] == names[at : at + reach, 1]
@@ -103,8 +104,8 @@ def holders_by_runs(table: NameTable, names: Words) -> tuple[Ids, Words]:
 
 
 def _held(holders: Words, extensions: list[Words]) -> NDArray[np.bool_]:
-    """Which rows are in use, by their holders and further ones. A free one still has the name of before, which may
-    lie elsewhere now."""
+    """Which rows are in use, from their holders and further holders in `extensions`. A free row still has its
+    previous name, which may lie elsewhere now."""
     held = holders[:, 0] | holders[:, 1]
     held |= holders[:, 2]
     for extension in extensions:

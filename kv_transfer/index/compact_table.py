@@ -31,7 +31,7 @@ from tandem.core.kv import NAME_BYTES
 _FIRST_BUCKETS: Final = 64
 _LOAD_MAX: Final = 0.6
 _CROWDED: Final = 2
-"""With more free slots than this a name's first bucket is taken as it is, so that most searches end there."""
+"""Free slots above which a name's first bucket is taken as it is, so that most searches end there."""
 _SPLIT_AT_ONCE: Final = 256
 _BUCKET_MASK: Final = (1 << BUCKET_BITS) - 1
 _EVERY: Final = 0x0101010101010101
@@ -96,10 +96,10 @@ class NameTable:
 
     def _look_up(self, names: Words, mixed: Words) -> tuple[Ids, Ids, Words]:
         """For each name its slot, -1 when it is spilled or not here; its row, -1 when it is not here; and the row's
-        words, anything when it is not here.
+        words, arbitrary when it is not here.
 
-        Reads, for each name, the row where the first tag agrees. What that does not find, and could yet be found, is
-        few: names whose tag equals a neighbour's.
+        Reads, for each name, the row where the first tag agrees. Few names are missed by that and could yet be found:
+        those whose tag equals a neighbour's.
         """
         tags, array = self._tags.array[:, 0], self.rows.array
         numbers = self._slots.array.reshape(-1)
@@ -173,7 +173,7 @@ class NameTable:
         return rows
 
     def _roomier(self, tags: Words, mixed: Words) -> tuple[Words, Words]:
-        """For each name the bucket to go to, and where that is free."""
+        """For each name the bucket in which to put it, and the free slots of that bucket."""
         first, second = self._first(mixed), self._second(mixed)
         free_first = zero_bytes(np.take(tags, first.view(np.int64)))
         free_second = zero_bytes(np.take(tags, second.view(np.int64)))

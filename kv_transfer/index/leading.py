@@ -1,4 +1,5 @@
-"""From "who has each name, in which tier" to how far each holder gets. Pure; a set of holders is a Python integer."""
+"""Turns "which holders have each name, in which tier" into how far each holder gets. Pure; a set of holders is a
+Python integer."""
 
 from collections.abc import Iterable
 from itertools import repeat

@@ -4,22 +4,22 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple, Protocol
 
 TIERS: Final = ("hbm", "dram", "nvme")
-"""Where a block can lie, the fastest first."""
+"""Tiers in which a block can lie, the fastest first."""
 
 
 class Held(NamedTuple):
-    """How many leading blocks of a prompt a holder has. `total` of them without a gap, each in some tier; of these
-    `hbm` from the first on in the engine's pool itself. `dram` and `nvme` count those that have to be read from
-    there, because no faster tier of the holder has them: `total - hbm = dram + nvme + scattered`, where blocks in the
-    pool behind a gap of it are `scattered`."""
+    """Counts of the leading blocks of a prompt that a holder has. `total` counts the blocks without a gap, each in
+    some tier. Of these, `hbm` counts the blocks, from the first on, that are in the engine's pool itself. `dram` and
+    `nvme` count the blocks that must be read from that tier, because no faster tier of the holder has them: `total -
+    hbm = dram + nvme + scattered`, where `scattered` blocks are in the pool behind a gap in it."""
 
     total: int
     hbm: int
     dram: int = 0
     nvme: int = 0
     known_by: str = "events"
-    """`events` of the holder itself; `redis`: a holder or a feed that no link tells of; `approximate`: what was
-    computed there, of a worker that tells of nothing."""
+    """Source of the counts: `events` of the holder itself; `redis` for a holder or a feed that no link reports;
+    `approximate` for what was computed on a worker that reports nothing."""
 
     def times(self, blocks: int) -> "Held":
         """Each block counted as so many."""
@@ -44,7 +44,8 @@ class BlockIndex(Protocol):
         ...
 
     def replace(self, worker: str, names: Sequence[bytes]) -> None:
-        """Swap in a whole snapshot of the pool; other tiers are empty until told."""
+        """Replace a worker's entries by a whole snapshot of its pool; its other tiers are empty until they are
+        reported."""
         ...
 
     def drop(self, worker: str) -> None:
@@ -52,7 +53,8 @@ class BlockIndex(Protocol):
         ...
 
     def longest(self, names: Sequence[bytes]) -> dict[str, Held]:
-        """For each worker that has at least the first name: how many leading names it has, and where."""
+        """The number of leading names that each worker has, and where, for the workers that have at least the first
+        name."""
         ...
 
     def tend(self) -> bool:

@@ -16,7 +16,7 @@ class RedisFailed(Exception):
 
 
 class ScriptUnknown(RedisFailed):
-    """`EVALSHA` named a script that the node has not been told, or has forgotten."""
+    """`EVALSHA` named a script that the node never received or no longer has."""
 
 
 class RedisConnection(Protocol):
@@ -27,7 +27,7 @@ class RedisConnection(Protocol):
         ...
 
     async def run_id(self) -> str:
-        """Which run of which server this is; raises as `ask`. Another run may have other data."""
+        """The id of the run of the server; raises as `ask` does. Another run may have other data."""
         ...
 
     async def close(self) -> None:

@@ -28,7 +28,7 @@ _NOBODY: Final[frozenset[str]] = frozenset()
 _OWN: Final = ""
 """The service that the settings name."""
 _IDLE_ROUNDS: Final = 60
-"""For so many looks at holders a service is remembered that no request has asked for."""
+"""Number of refreshes of the holders for which the index remembers a service that no request asks for."""
 _SERVICES_MAX: Final = 4096
 NAMES_MAX: Final = 512
 """Names looked up for one prompt; of a longer one evenly spaced ones."""
@@ -43,7 +43,8 @@ class RedisIndex:
         self._meter = meter
         self._holders: dict[str, frozenset[str]] = {_OWN: _NOBODY}
         self._idle: dict[str, int] = {}
-        """For each service besides the own, how many looks ago it was asked for."""
+        """For each service except the one in the settings, the number of refreshes since a request last asked for
+        it."""
         self._asking = 0
         """Look-ups under way: fewer than there are connections, so that none waits for one."""
         self._nodes = RedisNodes(settings, (LOOK_UP, HOLDERS), meter, connect)
@@ -86,9 +87,9 @@ class RedisIndex:
         return frozenset(each.decode() for each in cast(Sequence[bytes], answer))
 
     async def longest(self, names: Sequence[bytes], service: str = _OWN) -> dict[str, RedisHolder]:
-        """How far each holder of a service's blocks gets, by its id. Of more than `NAMES_MAX` names those between two
-        that were looked up are taken for held when the second is: a name stands for its whole prefix, and what turns
-        out to be missing is computed."""
+        """The number of leading blocks that each holder has of a service's blocks, by holder id. Of more than
+        `NAMES_MAX` names, those between two that were looked up count as held when the second is: a name stands for
+        its whole prefix, and blocks that turn out to be missing are computed."""
         if not names or not self._nodes.usable or self._asking >= self._settings.connections_max - 1:
             self._meter.add("tandem_redis_look_ups_total", 1.0, "skipped")
             return {}

@@ -21,7 +21,7 @@ from tandem.process.logs import event
 _log = logging.getLogger(__name__)
 
 _REASONS_MAX: Final = 8
-"""So many reasons are logged before a node is found; what a node says may differ each time."""
+"""Maximum number of reasons that are logged before a node is found; a node may give a different reason each time."""
 _ADVICE: Final = "check that it runs, and address, user and password in redis_url; requests go on without it"
 
 
@@ -38,7 +38,7 @@ class RedisNodes:
         self._broken = asyncio.Event()
         self._failures = 0
         self.server = ""
-        """Which run of which server is connected: another one may have other data."""
+        """The run of the server that is connected; another run may have other data."""
         self.address = ""
         self.why_not = "it has not been reached yet"
         """Why it is not usable, in words."""
@@ -99,7 +99,7 @@ class RedisNodes:
             self._broken.set()
 
     def _unusable(self) -> None:
-        """No node was found, once more."""
+        """Record that once more no node was found."""
         self._meter.set("tandem_redis_lost", 1.0)
         if self.why_not not in self._logged and len(self._logged) < _REASONS_MAX:
             self._logged.add(self.why_not)
@@ -135,8 +135,8 @@ class RedisNodes:
         self.server = await client.run_id()
 
     async def _use(self, client: RedisConnection) -> None:
-        """Until it breaks. A probe tells of a server that hangs, is a replica now, or has been started anew behind
-        the same address, before requests do."""
+        """Use the connection until it breaks. A probe detects a server that hangs, has become a replica, or was
+        restarted behind the same address, before requests do."""
         self._failures = 0
         self._broken.clear()
         self._client = client

@@ -55,7 +55,7 @@ class RedisPublisher:
         self._void: tuple[int, bytes] | None = None
         """The number before, and its record, until Redis knows that it stands for nothing."""
         self._server = ""
-        """Which run of which server it has registered with last."""
+        """The run of the server that the publisher last registered with."""
         self._renew_at = 0.0
         self._bucket = (hello.epoch * 40_503) % _BUCKETS
         self._queue: deque[tuple[bool, str, bytes]] = deque()
@@ -74,7 +74,8 @@ class RedisPublisher:
         return self._number is not None and not self._queue and not (self._walk and self._walk_every_s == 0.0)
 
     def become(self, hello: Hello) -> None:
-        """The holder introduces itself differently, perhaps as a new incarnation: nothing told before holds."""
+        """Start over with another introduction of the holder, perhaps as a new incarnation: nothing published before
+        holds."""
         self._start_over()
         self._record = encoded(hello)
 
@@ -95,13 +96,13 @@ class RedisPublisher:
         self._changed.set()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Publish until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._nodes.run(), name="redis nodes")
             group.create_task(self._publish(), name="redis publisher")
 
     async def close(self) -> None:
-        """Void everything told, if Redis can be reached; otherwise the lease ends by itself."""
+        """Void everything published if Redis can be reached; otherwise the lease expires by itself."""
         self._closed = True
         self._start_over()
         if not self._nodes.usable:

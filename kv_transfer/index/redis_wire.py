@@ -16,10 +16,10 @@ _NUMBER: Final = struct.Struct(">I")
 
 
 class RedisHolder(NamedTuple):
-    """How many leading blocks of a prompt a holder has, as Redis knows it."""
+    """A holder and the number of leading blocks of a prompt that it has according to Redis."""
 
     hello: Hello
-    """How it introduces itself to routers."""
+    """The holder's introduction to routers."""
     held: Held
 
 

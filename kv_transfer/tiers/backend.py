@@ -77,7 +77,7 @@ class Record(msgspec.Struct, frozen=True, gc=False):
 
 
 class Reading(Protocol):
-    """Blocks on their way from a shelf into slots."""
+    """A read that brings blocks from a backend into slots."""
 
     def results(self) -> AsyncGenerator[tuple[BlockRead | BlockReadFailed, ...], None]:
         """Results of the reads, in the order in which they were requested, a batch at a time."""
@@ -89,7 +89,7 @@ class Reading(Protocol):
 
     @property
     def took_s(self) -> float | None:
-        """From asking to the last byte, once everything has come."""
+        """Seconds from the request to the last byte; None until everything has arrived."""
         ...
 
 
@@ -101,7 +101,7 @@ class BackendOwner(Protocol):
         ...
 
     def lost(self, names: Sequence[bytes], reason: str) -> None:
-        """These can be read no more; their places are gone already."""
+        """Report blocks that can no longer be read; their places are already gone."""
         ...
 
     def moved(self, name: bytes, place: int) -> bool:
@@ -114,7 +114,7 @@ class BackendOwner(Protocol):
         ...
 
     def usable(self, usable: bool, reason: str) -> None:
-        """The shelf takes blocks from now on, or takes none for a while."""
+        """Report that the backend takes blocks from now on, or takes none for a while."""
         ...
 
 
@@ -128,7 +128,7 @@ class StorageBackend(Protocol):
 
     @property
     def blocks(self) -> int:
-        """How many blocks it takes at most."""
+        """Maximum number of blocks that the backend takes."""
         ...
 
     @property
@@ -169,7 +169,7 @@ class StorageBackend(Protocol):
 
 @runtime_checkable
 class FillableBackend(StorageBackend, Protocol):
-    """A shelf in memory whose places others fill: its bytes are lent where they lie."""
+    """A backend in memory whose places other components fill; it lends its bytes in place."""
 
     def take(self) -> int:
         """Take a place for the caller to fill. There is one when the owner's book has room."""

@@ -2,7 +2,8 @@
 
 
 class Backoff:
-    """After a failure nothing is tried for `first_s`, and twice as long after each that follows, up to `most_s`."""
+    """Blocks further tries for `first_s` after a failure, and for twice as long after each failure that follows, up
+    to `most_s`."""
 
     def __init__(self, first_s: float, most_s: float) -> None:
         self._first_s = first_s

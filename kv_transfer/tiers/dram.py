@@ -1,4 +1,4 @@
-"""The DRAM shelf: a pool of blocks in shared memory, copied to and from by threads.
+"""The DRAM backend: a pool of blocks in shared memory, which threads copy to and from.
 
 A block's bytes are hashed once on their way in and once on their way out, in the pass that copies them, and compared
 with the block's content words. Every place keeps the name of its block beside them.
@@ -60,7 +60,7 @@ class DramBackend:
         self._stall_s = stall_s
         self._free = list(reversed(range(blocks)))
         self._kept: list[_Kept] = [(b"", b"")] * blocks
-        """By place."""
+        """The name and content words of the block in each place, by place."""
 
     def open(self, owner: BackendOwner) -> None:
         owner.usable(True, "")
@@ -80,7 +80,7 @@ class DramBackend:
         return [self._written(item, place, good) for item, place, good in zip(items, places, whole, strict=True)]
 
     def _copy_in(self, items: Sequence[Item], places: Sequence[int], memory: BlockMemory) -> list[bool]:
-        """By place: whether what is there now is what the item says."""
+        """Copy items into their places. Gives for each place whether its bytes now match the item's words."""
         whole, slots, size = list[bool](), [item.slot for item in items], self._pool.block_bytes
         for start, end in runs(slots, places, self._together):
             first, place, count = slots[start], places[start], end - start

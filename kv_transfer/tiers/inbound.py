@@ -10,7 +10,7 @@ from kv_transfer.tiers.tier import Tier
 
 
 class InboundBlocks:
-    """Takes places of `level`, whose shelf is `backend`, for blocks on their way."""
+    """Takes places of `level`, whose backend is `backend`, for inbound blocks."""
 
     def __init__(self, level: Tier, backend: FillableBackend) -> None:
         self.level = level
@@ -43,7 +43,7 @@ class InboundBlocks:
         self._coming.pop(name).set()
 
     async def come(self, name: bytes, within_s: float) -> None:
-        """Wait until a block that is coming is here, or is given up."""
+        """Wait until an inbound block has arrived or was given up, for at most `within_s`."""
         coming = self._coming.get(name)
         if coming is not None:
             try:

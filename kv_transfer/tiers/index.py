@@ -15,7 +15,7 @@ from kv_transfer.tiers.quotas import Quotas
 
 
 class Copy(msgspec.Struct, gc=False):
-    """One block of a tier. `place` says where its bytes are; only the tier's shelf knows what it means."""
+    """One block of a tier. `place` locates its bytes; only the tier's backend knows what the number means."""
 
     name: bytes
     tenant: str
@@ -44,8 +44,8 @@ class Admission:
 class TierIndex:
     """The blocks of one tier, in order of use.
 
-    `pinned(name)` says whether a block must be kept now. A block that stands in the way of an eviction and cannot go
-    counts as used just then, so that looking for a victim takes constant time on average.
+    `pinned(name)` says whether a block must be kept now. A block that an eviction reaches but must not evict counts
+    as just used, so that finding a victim takes constant time on average.
     """
 
     def __init__(self, blocks: int, quotas: Quotas, pinned: Callable[[bytes], bool]) -> None:
@@ -77,7 +77,7 @@ class TierIndex:
         return tuple(self.coldest())
 
     def coldest(self) -> Iterator[bytes]:
-        """Readable names, the least recently used first. The book must not change meanwhile."""
+        """Readable names, the least recently used first. The index must not change during the iteration."""
         return (name for name, copy in self._copies.items() if copy.place is not None)
 
     def find(self, name: bytes) -> Copy | None:

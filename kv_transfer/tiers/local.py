@@ -1,4 +1,5 @@
-"""The tiers of one process: a book and a shelf each, offers into the fastest, demotion down, restores up."""
+"""The tiers of one process, each with an index and a backend: offers into the fastest tier, demotion to lower tiers,
+and restores from them."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Coroutine, Sequence
@@ -25,7 +26,8 @@ _PRIORS = {"dram": (8e9, 100e-6), "nvme": (1e9, 500e-6)}
 
 
 _CHECKING: Final = 2
-"""Batches that are checked or sealed while the disk has others in hand (as many as an NVMe tier has threads for)."""
+"""Number of batches that are checked or sealed while the disk works on others (as many as an NVMe tier has threads
+for)."""
 
 
 class LocalTiers:
@@ -68,7 +70,8 @@ class LocalTiers:
         return self._pins.pinned(name, self._clock.now())
 
     def open(self) -> None:
-        """Begin. What an earlier run left on NVMe is found in the background and told as it is."""
+        """Start the tiers. Blocks that an earlier run left on NVMe are found in the background and reported as they
+        are found."""
         for level in self._levels:
             level.backend.open(level)
         self._spawn(self._offload.run(), "tier-offload")

@@ -27,7 +27,7 @@ class Hasher(Protocol):
 
 
 Mac = Callable[[bytes], Hasher]
-"""From 32 bytes of key. Tags have `TAG_BYTES`."""
+"""Makes the hasher of a MAC from 32 bytes of key. Tags have `TAG_BYTES`."""
 
 
 def _hmac_sha256(key: bytes) -> Hasher:

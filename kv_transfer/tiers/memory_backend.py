@@ -1,6 +1,6 @@
-"""A shelf without disk or threads, for tests and simulation: bytes in this process, delays on the event loop.
+"""A tier backend without disk or threads, for tests and simulation: bytes in this process, delays on the event loop.
 
-What outlives a worker on a disk outlives it here in a `MemoryDisk`, which also is where faults are caused.
+What outlives a worker on a disk outlives it here in a `MemoryDisk`, which also injects faults.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ class MemoryDisk:
     write_fails: str | None = None
     read_fails: str | None = None
     slowness: float = 1.0
-    """How many times as long as usual everything takes."""
+    """Factor by which every operation takes longer than usual."""
 
     def copy(self) -> "MemoryDisk":
         """The same blocks on a separate disk, as found by the successor of a killed process. The killed process's
@@ -58,7 +58,7 @@ class MemoryDisk:
 
 @dataclass(frozen=True)
 class SimulatedSpeed:
-    """How fast a simulated shelf is."""
+    """Speed of a simulated backend."""
 
     bytes_per_s: float
     latency_s: float
@@ -143,7 +143,7 @@ class MemoryBackend:
         self._owner = None
 
     def batch(self) -> int:
-        """How many blocks one batch has."""
+        """Number of blocks in one batch."""
         one_s = self._block_bytes / self._pace.bytes_per_s
         return max(1, int(_BATCH_S / one_s))
 
@@ -153,7 +153,8 @@ class MemoryBackend:
     async def bring(
         self, reading: "MemoryReading", wanted: Sequence[Wanted]
     ) -> tuple[BlockRead | BlockReadFailed, ...]:
-        """One batch, after the time it takes; nothing of it when the reading is given up meanwhile."""
+        """Read one batch after the time that it takes; gives nothing of it when the reading is abandoned
+        meanwhile."""
         await asyncio.sleep(self._seconds(len(wanted)))
         return () if reading.over else tuple(self._land(each, reading.memory) for each in wanted)
 

@@ -22,8 +22,8 @@ def memory_tiers(
     dram_pace: SimulatedSpeed = DRAM_PACE,
     nvme_pace: SimulatedSpeed = NVME_PACE,
 ) -> LocalTiers:
-    """The tiers that `settings` ask for, open. Give the same `disk` again and what was on NVMe is found again; faults
-    of DRAM are caused in `dram`."""
+    """Open the tiers that `settings` ask for. With the same `disk` passed again, the blocks on NVMe are found again.
+    Faults of DRAM are injected through `dram`."""
     size, digester = space.layout.block_bytes, Digester(space.layout)
     backends: list[StorageBackend] = []
     if settings.dram_bytes >= size:

@@ -1,7 +1,7 @@
-"""The NVMe shelf: append-only segment files, read and written past the page cache by a few threads.
+"""The NVMe backend: append-only segment files, which a few threads read and write past the page cache.
 
-Whatever goes wrong is a miss: a record that is not what it should be is forgotten; a full or read-only disk takes
-nothing for a while; a disk that fails or does not answer is done without and tried again later.
+Every fault becomes a miss. A record that is not what it should be is forgotten. A full or read-only disk takes no
+blocks for a while. A disk that fails or does not answer is not used until it is tried again later.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 _READ_ERRORS_MAX: Final = 3
 _ADOPTED_AT_ONCE: Final = 256
 CHECKING: Final = 2
-"""Threads that check or seal one batch while the disk has others in hand."""
+"""Number of threads that check or seal one batch while the disk works on others."""
 _PASSING: Final = ("disk_full", "read_only", "missing", "busy")
 """Reasons for which a disk takes no more blocks for now, while the blocks it has can still be read."""
 

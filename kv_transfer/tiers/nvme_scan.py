@@ -44,8 +44,8 @@ Found = FoundSegment | Stray
 
 
 async def scan(disk: Disk, io: SegmentIo, seals: Seals, lane: Lane) -> AsyncGenerator[tuple[Found, float], None]:
-    """Every segment file, the newest first, with the share that has been looked at. Raises `OSError` when the
-    directory cannot be read; a file that cannot is a stray."""
+    """Yield every segment file, the newest first, with the share of files examined so far. Raises `OSError` when the
+    directory cannot be read; a file that cannot be read is a stray."""
     numbers = _numbers(await lane.submit(disk.names))
     for seen, number in enumerate(numbers, 1):
         yield await _look_at(disk, io, seals, lane, number), seen / len(numbers)
@@ -71,7 +71,7 @@ async def _look_at(disk: Disk, io: SegmentIo, seals: Seals, lane: Lane, number: 
 
 
 def _open(disk: Disk, io: SegmentIo, seals: Seals, number: int) -> Segment:
-    """By a thread. Raises `Unreadable`, `OSError`."""
+    """Open the file of a segment and check its head, on a thread. Raises `Unreadable`, `OSError`."""
     name = file_name(number)
     file = disk.open(name)
     try:

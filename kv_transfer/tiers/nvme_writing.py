@@ -1,4 +1,5 @@
-"""The writing side of the NVMe shelf: appending runs of records, new segments, and segments that make room."""
+"""The write side of the NVMe backend: appends runs of records, creates segments, and gives up segments to make
+room."""
 
 import asyncio
 import errno
@@ -138,7 +139,7 @@ class SegmentWriter:
             segment.file.close()
 
     def let_go(self, segment: Segment) -> None:
-        """Close a segment's file once no job has it in hand."""
+        """Retire a segment: close its file once no job uses it."""
         segment.retired = True
         if not segment.users:
             segment.file.close()
@@ -250,7 +251,7 @@ class SegmentWriter:
                 self._making_room.submit(partial(self._disk.remove, segment.name))
 
     def _create(self, head: SegmentHead, gone: "_Gone | None") -> Segment:
-        """By a thread. Raises `OSError`."""
+        """Create the file of a segment and write its head, on a thread. Raises `OSError`."""
         name = file_name(head.number)
         file = self._new_file(name, self._io.shape.offset(head.records), gone)
         page = aligned_buffer(ALIGN)
@@ -321,10 +322,11 @@ class SegmentWriter:
             self.unuse(target)
 
     def _give_up(self, victim: int, reason: str) -> "_Gone":
-        """Let go of a segment with all it has. Its file is still there.
+        """Give up a segment with all its blocks. Its file stays on the disk.
 
-        A file is written again without being removed: that, and the room for a new one, would keep the disk from
-        writing. It must have been filled with records under the present seal, which can be told from new ones.
+        The file is reused without being removed, because removing it and allocating a new one would keep the disk
+        from writing. To be reused, it must have been filled with records under the present seal, which can be told
+        from new ones.
         """
         assert self.owner is not None
         names = [name for _, name in self._log.live(victim)]

@@ -1,4 +1,4 @@
-"""Making the tiers that settings ask for, and the pure in-memory ones."""
+"""Creates the tiers that settings ask for, and the pure in-memory ones."""
 
 import re
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Which blocks are to be kept, until when, and for whom: pins with a time to live, bounded by a quota."""
+"""Pins with a time to live, bounded by a quota: which blocks are kept, until when, and for which tenant."""
 
 from heapq import heapify, heappop, heappush
 

@@ -1,4 +1,5 @@
-"""From the engine's pool into the fastest tier: offers wait in line; their slots are held while they are copied."""
+"""Offloads blocks from the engine's pool into the fastest tier. Offers wait in a queue; their slots are held while
+they are copied."""
 
 import asyncio
 from collections import OrderedDict
@@ -10,7 +11,7 @@ from tandem.engine.digest import unbind
 
 
 class PoolOffload:
-    """A bounded line of offers; `run` works it off, some batches at a time."""
+    """A bounded queue of offers; `run` processes it, several batches at a time."""
 
     def __init__(self, space: HeldSpace, level: Tier, offers_max: int, batch_blocks: int, at_once: int) -> None:
         self._space = space

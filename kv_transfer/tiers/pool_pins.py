@@ -24,11 +24,12 @@ class PinningPool(Protocol):
 
 
 class PoolPins:
-    """`kv_transfer.tiers.protocol.Tiers` of a worker whose stage for vLLM is its DRAM tier: kept prefixes stay in it.
+    """`kv_transfer.tiers.protocol.Tiers` of a worker whose stage for vLLM is its DRAM tier: pinned prefixes stay in
+    it.
 
-    A pinned block gives way after all that are not pinned. Pins take at most `pin_share` of the stage's blocks, those
-    of one tenant at most `tenant_share` of that, and each ends by itself after its time to live. No tier lies below:
-    `offer` stores nothing, `where` finds nothing, and `restore` says of every block that it is gone.
+    A pinned block is evicted after all blocks that are not pinned. Pins take at most `pin_share` of the stage's
+    blocks, and the pins of one tenant at most `tenant_share` of that. Each pin ends by itself after its time to live.
+    No tier lies below: `offer` stores nothing, `where` finds nothing, and `restore` reports every block as lost.
     """
 
     shapes: tuple[TierCost, ...] = ()

@@ -16,9 +16,10 @@ from tandem.engine.protocol import BlockMemory, FetchTarget
 
 
 class OffloadCandidate(msgspec.Struct, frozen=True, gc=False):
-    """A complete block of the engine's pool that may be copied; holding it tells where it lies and what it holds.
+    """A complete block of the engine's pool that may be copied; holding the block gives its slot and its content
+    words.
 
-    `tenant` is the tenant's salt, under which it counts against a quota.
+    `tenant` is the tenant's salt, under which the block counts against a quota.
     """
 
     name: bytes
@@ -42,8 +43,8 @@ class Lost(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True)
 class Pinning:
-    """How a prefix is kept: never evicted within `ttl_s` while the tenant's quota holds it; a higher `priority` is
-    given up later."""
+    """How a prefix is pinned: it is never evicted within `ttl_s` while the tenant's quota holds it. A prefix with a
+    higher `priority` is given up later."""
 
     priority: int
     ttl_s: float
@@ -51,7 +52,7 @@ class Pinning:
 
 
 Changed = Callable[[str, tuple[bytes, ...], tuple[bytes, ...]], None]
-"""(tier, names stored, names removed): told in order, on the event loop."""
+"""Callback for (tier, names stored, names removed), called in order on the event loop."""
 
 
 class Tiers(Protocol):
@@ -64,11 +65,11 @@ class Tiers(Protocol):
         ...
 
     def where(self, names: Sequence[bytes]) -> tuple[str, ...]:
-        """For each leading name that is held here: its fastest tier. Ends at the first name no tier has."""
+        """The fastest tier of each leading name that is held here. Ends at the first name that no tier has."""
         ...
 
     def expected_s(self, tiers: Sequence[str], block_bytes: int) -> float:
-        """How long reading blocks that lie in `tiers` will take, what is being read already included."""
+        """Expected seconds to read blocks that lie in `tiers`, including the reads already under way."""
         ...
 
     def offer(self, offers: Sequence[OffloadCandidate]) -> None:

@@ -1,4 +1,4 @@
-"""How many blocks of a tier each tenant may have."""
+"""Quotas on the blocks of a tier that each tenant may have."""
 
 from collections import OrderedDict
 from typing import Final

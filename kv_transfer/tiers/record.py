@@ -48,15 +48,15 @@ class Shape:
 
     @property
     def stride(self) -> int:
-        """From one record to the next."""
+        """Bytes from the beginning of one record to the next."""
         return ALIGN + aligned(self.block_bytes)
 
     def records(self, segment_bytes: int) -> int:
-        """How many records a segment of that size has."""
+        """Number of records in a segment of `segment_bytes`."""
         return (segment_bytes - ALIGN) // self.stride
 
     def offset(self, index: int) -> int:
-        """Where record `index` begins."""
+        """Offset in bytes at which record `index` begins."""
         return ALIGN + index * self.stride
 
 

@@ -136,7 +136,8 @@ class TierRestore:
                 yield tuple(batch)
 
     async def _advance(self, stretch: _Stretch, index: int, deadline: float) -> None:
-        """Wait for the next batch of the part that brings block `index`: it has it, or leads up to it."""
+        """Wait for the next batch of the part that brings block `index`. The batch has that block or leads up to
+        it."""
         part = stretch.source[index]
         try:
             async with asyncio.timeout(max(0.0, deadline - self._clock.now())):

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 
 
 def runs(slots: Sequence[int], places: Sequence[int], most: int) -> Iterator[tuple[int, int]]:
-    """Where each run begins and ends: slots and places of neighbours are neighbours, in the same order. None is
-    longer than `most`."""
+    """The beginning and end of each run. Neighbours in a run have neighbouring slots and places, in the same order.
+    No run is longer than `most`."""
     if most <= 1:
         yield from ((start, start + 1) for start in range(len(slots)))
         return

@@ -60,7 +60,7 @@ class Scratch:
 
 
 class Segment(msgspec.Struct):
-    """An open segment file. `users` counts the jobs that have it in hand: it is closed after the last of them."""
+    """An open segment file. `users` counts the jobs that use it; the file is closed only after the last of them."""
 
     head: SegmentHead
     file: DiskFile
@@ -78,7 +78,7 @@ class SegmentIo:
         self._reads = threading.BoundedSemaphore(reads)
         self._writes = threading.BoundedSemaphore(writes)
         self.batch = min(max(1, batch_bytes // shape.block_bytes), _RECORDS_MAX)
-        """Records in one read or write: as many as there are blocks in what is handed over together."""
+        """Number of records in one read or write: as many as there are blocks in one batch that is handed over."""
         self._passes = Passes(digester, shape.block_bytes)
         self._together = max(1, PIECE_BYTES // shape.block_bytes)
         """Blocks that are copied in one piece, where they lie one after the other."""
@@ -130,8 +130,8 @@ class SegmentIo:
     def _seal_run(
         self, segment: Segment, items: Sequence[Item], start: int, memory: BlockMemory, buffer: memoryview | None
     ) -> list[bytes | None]:
-        """As `_seal`, for small blocks one after the other that go into the records from `start` on, or stay where
-        they are."""
+        """Seal small adjacent blocks as `_seal` does. They go into the records from `start` on, or stay where they
+        are."""
         size, slot, count = self.shape.block_bytes, items[0].slot, len(items)
         blocks = np.frombuffer(memory.buffer[slot * size : (slot + count) * size], np.uint8).reshape(count, size)
         if buffer is None:
@@ -150,15 +150,15 @@ class SegmentIo:
         return tags
 
     def _in_place(self, block: memoryview) -> bool:
-        """Whether a disk can write blocks from where they are. Bytes that change meanwhile, which only a disk that
-        does not answer gives time for, are not what their tag says: a miss when they are read."""
+        """Whether a disk can write blocks from where they are. Bytes can change meanwhile only if a disk does not
+        answer; they then differ from their tag, which makes them a miss when they are read."""
         size = self.shape.block_bytes
         return (
             size >= _IN_PLACE_BYTES and size % ALIGN == 0 and np.frombuffer(block, np.uint8).ctypes.data % ALIGN == 0
         )
 
     def _padded(self, record: memoryview) -> memoryview:
-        """Where the body of a record goes; what is left of its last page is cleared."""
+        """The part of `record` for its body; the rest of the body's last page is cleared."""
         body = self._body(record)
         if padding := len(record) - ALIGN - len(body):
             record[-padding:] = bytes(padding)
@@ -181,7 +181,7 @@ class SegmentIo:
     def read(
         self, segment: Segment, first: int, wanted: Sequence[Wanted], memory: BlockMemory, landing: SlotWriter
     ) -> tuple[BlockRead | BlockReadFailed, ...]:
-        """Bring records `first`, `first + 1`, … into slots, each when it is what its name says."""
+        """Read records `first`, `first + 1`, … into slots, each if it is what its name says."""
         with self._buffer(len(wanted)) as buffer:
             with self._reads:
                 got = segment.file.read(buffer, self.shape.offset(first))

@@ -1,4 +1,5 @@
-"""Which records are where in a log of segments, and which segment makes room next. Decisions only, no I/O.
+"""Bookkeeping for a log of segments: which records are where, and which segment makes room next. Decisions only, no
+I/O.
 
 A place is one number: the segment's in the upper bits, the record's in the lower 32. Segment numbers only grow.
 """
@@ -26,7 +27,7 @@ def index_of(place: int) -> int:
 class _Segment:
     records: int
     names: list[bytes | None] = field(default_factory=list)
-    """By record number; None for those that are wanted no more."""
+    """Names by record number; None for records that are no longer wanted."""
     live: int = 0
     pending: int = 0
     """Records that are being written."""

@@ -9,7 +9,7 @@ Bytes = bytes | bytearray | memoryview
 
 
 def copy_bytes(target: memoryview, source: Bytes) -> None:
-    """As `target[:] = source`, but other threads run meanwhile."""
+    """Copy as `target[:] = source` does, but let other threads run meanwhile."""
     np.copyto(np.frombuffer(target, np.uint8), np.frombuffer(source, np.uint8))
 
 

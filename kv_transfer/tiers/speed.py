@@ -9,14 +9,13 @@ _GUESS: Final = 0.01
 """The rate guessed first counts as much as reads whose sizes vary by the root of this, relative to their mean: where
 they vary more the reads decide, where they do not it does."""
 _RATE_OVER: Final = 100.0
-"""So many times the rate guessed first is believed at most, whatever noise says."""
+"""Largest factor by which an estimated rate may exceed the rate guessed first, whatever the noise."""
 
 
 class Speed:
-    """Seconds as a line over bytes, by least squares with exponential forgetting (Åström and Wittenmark's recursive
-    estimator for two parameters, written as running sums). It begins with what is given. Reads of one size say
-    nothing of the rate: then the given one counts, as far as it fits the reads.
-    """
+    """Estimates seconds as a linear function of bytes, by least squares with exponential forgetting (Åström and
+    Wittenmark's recursive estimator for two parameters, written as running sums). The estimate begins with the given
+    values. Reads of one size say nothing about the rate; the given rate then counts, as far as it fits the reads."""
 
     def __init__(self, bytes_per_s: float, latency_s: float, typical_bytes: int) -> None:
         assert bytes_per_s > 0
@@ -55,6 +54,6 @@ class Speed:
         return max(0.0, mean_t - slope * mean_n), 1.0 / slope
 
     def expected_s(self, size: int) -> float:
-        """How long reading `size` bytes will take."""
+        """Expected seconds to read `size` bytes."""
         latency_s, rate = self.line
         return latency_s + size / rate

@@ -58,7 +58,7 @@ class ThreadPool:
         return Lane(self)
 
     def busy_for_s(self) -> float:
-        """How long the job that runs longest has been running; 0 when none does."""
+        """Seconds that the longest-running job has been running; 0 when no job runs."""
         with self._changed:
             begun = min(self._begun.values(), default=None)
         return 0.0 if begun is None else time.monotonic() - begun

@@ -1,4 +1,4 @@
-"""A reading whose batches are jobs of a crew: all begun at once, told in order."""
+"""A reading whose batches are jobs of a thread pool: all are started at once and reported in order."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -15,8 +15,8 @@ Job = Callable[[SlotWriter], tuple[Outcome, ...]]
 class ThreadedReading:
     """`kv_transfer.tiers.backend.Reading` of (blocks, job) pairs.
 
-    `failed` turns what a job raised into a reason. `over` hears, by number, of each job that will not touch anything
-    any more, be it long after the reading was abandoned.
+    `failed` turns the exception that a job raised into a reason. `over` is called with the number of each job that
+    will not touch anything any more, even if that is long after the reading was abandoned.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class ThreadedReading:
 
     @property
     def took_s(self) -> float | None:
-        """From asking to the last byte, once everything has come."""
+        """Seconds from the request to the last byte; None until everything has arrived."""
         return self._ended - self._begun if not self._left else None
 
     async def results(self) -> AsyncGenerator[tuple[Outcome, ...], None]:

@@ -56,14 +56,14 @@ class Tier:
         return TierCost(self.tier, self.book.blocks, rate, latency_s)
 
     def expected_s(self, size: int) -> float:
-        """How long reading `size` bytes will take, behind what is being read."""
+        """Expected seconds to read `size` bytes after the reads already under way."""
         return self._speed.expected_s(size + self._bytes_asked)
 
     # -- writing --
 
     async def keep(self, items: Sequence[Item], memory: BlockMemory, staged: Callable[[], None]) -> None:
-        """Take in what the book has room for. Calls `staged` once, when `memory` is needed no more. Raises what the
-        shelf raises: what it has not said of is not there, and may be offered again."""
+        """Store the items that the index has room for. Calls `staged` once, when `memory` is no longer needed. Raises
+        what the backend raises; items that the backend has not reported are not stored and may be offered again."""
         taken, evicted = [], list[Copy]()
         for item in items:
             room = self.book.reserve(item.name, item.tenant)
@@ -113,7 +113,8 @@ class Tier:
         self._changed(tuple(stored), ())
 
     def _unsettled(self, items: Sequence[Item]) -> None:
-        """The shelf has failed in a way that none should: what is still on its way gives its room back."""
+        """Free the room of the items that are still on their way, after the backend failed in a way that no backend
+        should."""
         names = [item.name for item in items if self.book.knows(item.name) and item.name not in self.book]
         for name in names:
             self.book.remove(name)
@@ -168,7 +169,8 @@ class Tier:
         return self.backend.read(wanted, memory)
 
     def read_over(self, reading: Reading, wanted: Sequence[Wanted], brought: int) -> None:
-        """A reading has ended. One that had the shelf to itself says how fast the shelf is."""
+        """Account for a reading that has ended. A reading that had the backend to itself measures the backend's
+        speed."""
         self._readings -= 1
         self._bytes_asked -= len(wanted) * self._block_bytes
         self._meter.add("tandem_tier_bytes_total", float(brought * self._block_bytes), self.tier, "read")

@@ -1,6 +1,8 @@
-"""From one tier into the next, ahead of need: so that the upper one can make room without losing anything.
+"""Offloads blocks from one tier into the next ahead of need, so that the upper tier can make room without losing
+anything.
 
-Blocks go in the order in which they came, which is the order of prompts: the next tier then has them side by side.
+Blocks are copied in the order in which they arrived, which is the order of prompts. The next tier then has them side
+by side.
 """
 
 import asyncio
@@ -43,7 +45,7 @@ class TierOffload:
         return self._lower.open and len(self._dirty) > self._spared
 
     def told(self, tier: str, stored: Sequence[bytes], removed: Sequence[bytes]) -> None:
-        """Both tiers' changes."""
+        """Apply a change of either tier."""
         if tier == self._upper.tier:
             for name in stored:
                 if not self._lower.book.knows(name):

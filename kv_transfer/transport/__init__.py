@@ -1,1 +1,1 @@
-"""How KV bytes get from one process to another: TCP, TLS, shared memory, nixl. `protocol` is the seam."""
+"""Transfer of KV bytes between processes over TCP, TLS, shared memory or nixl. `protocol` defines the interface."""

@@ -1,4 +1,4 @@
-"""How much memory this process may pin, as the kernel sees it when an RDMA device registers some."""
+"""The amount of memory that this process may pin, as the kernel sees it when an RDMA device registers some."""
 
 import resource
 from pathlib import Path

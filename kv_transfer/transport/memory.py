@@ -1,7 +1,7 @@
 """The `mem` transport: pulls inside one process, on asyncio alone, for tests and simulation.
 
-A `MemoryNetwork` stands for the network: it knows who serves where, and a `PathPolicy` given by the caller says how
-long bytes take and what goes wrong. Nothing here opens a socket or starts a thread.
+A `MemoryNetwork` stands for the network and knows which transport serves at which address. A `PathPolicy` given by
+the caller says how long bytes take and what goes wrong. Nothing here opens a socket or starts a thread.
 """
 
 import asyncio
@@ -26,14 +26,14 @@ from tandem.core.errors import TandemError
 
 _SCHEME: Final = "mem://"
 _LOOK_AGAIN_S: Final = 0.05
-"""How often a held-up delivery asks whether the path carries again."""
+"""Seconds between two checks by a held-up delivery whether the path carries again."""
 _IN_FLIGHT_MAX: Final = 64
 _PARCEL_S: Final = 0.001
 """Blocks travel together as long as they occupy the path for no longer than this."""
 
 
 class PathPolicy(Protocol):
-    """How the path from `holder` to `receiver` behaves at this moment."""
+    """The behaviour of the path from `holder` to `receiver` at this moment."""
 
     def carries(self, holder: str, receiver: str) -> bool:
         """Whether the path carries anything. False while it is partitioned or the holder is frozen: nothing arrives,
@@ -45,11 +45,11 @@ class PathPolicy(Protocol):
         ...
 
     def latency_s(self, holder: str, receiver: str) -> float:
-        """How long anything takes to arrive."""
+        """Seconds that anything takes to arrive."""
         ...
 
     def busy_s(self, holder: str, receiver: str, size: int) -> float:
-        """How long `size` bytes occupy the path."""
+        """Seconds for which `size` bytes occupy the path."""
         ...
 
     def arrived(self, holder: str, receiver: str, data: bytes) -> bytes:
@@ -105,7 +105,7 @@ class MemoryTransport:
         self._source: ExportSource | None = None
         self._pulls: dict[MemoryPull, None] = {}
         self.context = copy_context()
-        """Of the process that serves: its half of every pull runs there."""
+        """The context of the serving process, in which its half of every pull runs."""
 
     @property
     def scheme(self) -> str:

@@ -32,12 +32,12 @@ _RUNNING: Final = "PROC"
 
 
 def address_of(view: memoryview) -> int:
-    """Where the bytes of a view lie in this process."""
+    """The address of a view's bytes in this process."""
     return int(np.frombuffer(view, dtype=np.uint8).__array_interface__["data"][0])
 
 
 class NixlAgent:
-    """This process as others read from it, and as it reads from them."""
+    """The nixl agent of this process: other agents read from it, and it reads from them."""
 
     def __init__(self, name: str) -> None:
         """Raises `bad_setting` when the library is not installed, or does not work here."""
@@ -83,7 +83,8 @@ class NixlAgent:
         return bytes(self._agent.get_agent_metadata())
 
     def know(self, name: str, metadata: bytes) -> None:
-        """Another agent may be read from. Raises `transfer_failed` when its metadata is none."""
+        """Add another agent that may be read from. Raises `transfer_failed` when its metadata is invalid or names
+        another agent."""
         if name == self.name:
             return
         try:

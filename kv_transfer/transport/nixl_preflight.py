@@ -7,7 +7,7 @@ from typing import Final
 import msgspec
 
 RDMA_DEVICES: Final = "/sys/class/infiniband"
-"""Where Linux lists them."""
+"""Directory in which Linux lists RDMA devices."""
 
 _RDMA: Final = (
     "rc",

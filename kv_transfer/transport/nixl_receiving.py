@@ -25,7 +25,8 @@ _PIECE_BYTES: Final = 4 << 20
 _AHEAD: Final = 2
 """Reads under way at a time."""
 EAGER_S: Final = 0.003
-"""For so long after something happened others only get a turn between two polls; then polls are `POLL_S` apart."""
+"""Seconds after the last event during which two polls are separated only by a turn for other tasks; later polls are
+`POLL_S` apart."""
 POLL_S: Final = 0.0005
 _SETTLE_S: Final = 0.02
 
@@ -122,7 +123,7 @@ class NixlReceiver:
         self._reads.append(_Read(blocks, agent.read(pool.agent_name, here, there, notice)))
 
     def _target(self, view: memoryview, size: int) -> tuple[int, int]:
-        """Where a block goes, in memory that the agent knows."""
+        """The address and size of a block's destination, in memory that is registered with the agent."""
         if view.nbytes != size:
             problem = f"blocks of the holder have {size} bytes, ours have {view.nbytes}"
             raise TandemError("protocol_mismatch", problem)
@@ -132,7 +133,8 @@ class NixlReceiver:
         return address, size
 
     async def _wait_for(self, read: _Read) -> None:
-        """Until a read is over. Raises `transfer_failed` when that takes too long; it is still under way then."""
+        """Wait until a read is over. Raises `transfer_failed` when that takes too long; the read is then still under
+        way."""
         loop = asyncio.get_running_loop()
         began = loop.time()
         while not read.transfer.poll():

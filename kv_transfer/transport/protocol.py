@@ -1,8 +1,8 @@
-"""The `Transport` seam: how KV bytes get from a holder's slots into a receiver's slots.
+"""The `Transport` interface, which moves KV bytes from a holder's slots into a receiver's slots.
 
-One pull brings the blocks of one prompt, in order, as they become complete on the holder. Control answers and
-bytes travel together; `shm` sends descriptors only and the receiver copies. Implementations: `tcp`, `shm`, and
-`memory` for tests and simulation. `tests/contract/test_transport.py` defines the behaviour.
+One pull brings the blocks of one prompt, in order, as they become complete on the holder. Control answers and bytes
+travel together; `shm` sends descriptors only and the receiver copies. Implementations: `tcp`, `shm`, and `memory` for
+tests and simulation. `tests/contract/test_transport.py` defines the behaviour.
 """
 
 from collections.abc import AsyncGenerator
@@ -112,12 +112,13 @@ class ExportSource(Protocol):
         ...
 
     def refused(self, lease_id: str, name: bytes) -> None:
-        """The receiver says that the block arrived with other bytes than were digested: look at the own copy."""
+        """Handle the receiver's report that a block arrived with other bytes than were digested: check the own
+        copy."""
         ...
 
 
 class BlockSink(Protocol):
-    """Where a pull puts its bytes."""
+    """The destination of the bytes of a pull."""
 
     def block(self, index: int) -> memoryview:
         """The writable bytes that `names[index]` goes to."""

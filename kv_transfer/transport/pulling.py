@@ -22,7 +22,7 @@ _HOLDER_CODES: Final = ("transfer_failed", "ticket_refused", "stale_epoch", "kv_
 
 
 class BlockReceiver(Protocol):
-    """How bytes arrive on one connection. Lives as long as the connection."""
+    """Receives the bytes of blocks on one connection. It lives as long as the connection."""
 
     async def introduce(self, wire: Wire, pool: Pool) -> None:
         """The holder shows its pool."""
@@ -133,7 +133,7 @@ class StreamPull:
         self.connection = Connection(connection.wire, connection.landing, greeted=True)
         self._ends_with_blocks = is_reuse(request.lease_id)
         self.whole = self._ends_with_blocks and not request.names
-        """The holder has said its last word and nothing is left to read."""
+        """Whether the holder has sent its last message and nothing is left to read."""
         self._request = request
         self._sink = sink
         self._over = over

@@ -22,7 +22,8 @@ from tandem.engine.protocol import FirstTokens
 _LAYOUT_FIELDS: Final = tuple(Layout.__dataclass_fields__)
 _POOL_FIELDS: Final = tuple(Pool.__dataclass_fields__)
 _LAYOUT_BYTES_MAX: Final = 512
-"""The longest packed layout that is remembered. Workers send fewer than 100 bytes, a stranger as many as it likes."""
+"""Size in bytes of the longest packed layout that is remembered. Workers send fewer than 100 bytes; an unknown peer
+may send any number."""
 _PIECES_TOGETHER: Final = 64
 """Unpacked by one format: faster, but `struct` remembers formats, so none may be as long as a peer likes."""
 

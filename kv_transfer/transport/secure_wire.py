@@ -1,8 +1,8 @@
 """`kv_transfer.transport.wire.Wire` over TLS.
 
-Bytes are decrypted straight into the caller's memory, a record (16 KiB) at a time, and encrypted straight from it;
-OpenSSL works without the interpreter's lock. Both ends show a certificate. Every frame says how long it is, so a
-stream that is cut short is noticed whether or not its end was announced.
+Bytes are decrypted straight into the caller's memory, a record (16 KiB) at a time, and encrypted straight from it.
+OpenSSL works without the interpreter's lock. Both ends present a certificate. Every frame states its length, so a
+truncated stream is noticed whether or not its end was announced.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ _GATHERED_BYTES: Final = 64 << 10
 _WRITE_BYTES: Final = 256 << 10
 """Encrypted by one call, during which the event loop waits."""
 _TURN_BYTES: Final = 1 << 20
-"""After so many bytes whatever else is due on the event loop has its turn."""
+"""Number of bytes after which other work on the event loop gets its turn."""
 _NAME_CODES: Final = (62, 63, 64)
 _NO_TLS: Final = (
     "wrong version number",
@@ -31,7 +31,7 @@ _NO_TLS: Final = (
 
 
 class TlsRefused(WireLost):
-    """There is no encrypted connection between these two. `reason` is a short word for metrics."""
+    """No encrypted connection is possible between the two peers. `reason` is a short word for metrics."""
 
     def __init__(self, message: str, reason: str) -> None:
         super().__init__(message)
@@ -39,9 +39,9 @@ class TlsRefused(WireLost):
 
 
 class SecureWire(Wire):
-    """Takes a connected socket and owns it. `server_name` None is the server's end.
+    """A wire over TLS, which takes a connected socket and owns it. `server_name` is None at the server's end.
 
-    `opened` must be awaited before anything else. `refused` hears why there is no encrypted connection.
+    Await `opened` before anything else. `refused` is called with the reason why there is no encrypted connection.
     """
 
     def __init__(

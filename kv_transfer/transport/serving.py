@@ -21,11 +21,12 @@ from tandem.engine.protocol import FirstTokens
 
 _ACCEPT_RETRY_S: Final = 0.1
 _BATCHES_PER_TURN: Final = 16
-"""After so many batches, which need not wait for anything, others on the event loop get their turn."""
+"""Number of batches after which other tasks on the event loop get their turn, since batches need not wait for
+anything."""
 
 
 class Carrier(Protocol):
-    """How the bytes of offers leave on one connection."""
+    """Provides the bytes of offers for one connection."""
 
     async def introduce(self, wire: Wire) -> None:
         """Called before offers are sent: whatever the receiver has to know first."""
@@ -142,8 +143,8 @@ class PullServer:
             wait_s = self._limits.idle_s
 
     async def _serve(self, wire: Wire, carrier: Carrier, request: PullOpen) -> tuple[str | None, bool]:
-        """Answer one pull until the receiver says something. Gives the lease it may acknowledge, None of a pull that
-        the source refused or gave up, and whether the pull was carried to its end."""
+        """Answer one pull until the receiver sends something. Gives the lease that the receiver may acknowledge, None
+        for a pull that the source refused or gave up, and whether the pull was carried to its end."""
         loop = asyncio.get_running_loop()
         called_off = asyncio.timeout(None)
         try:

@@ -1,9 +1,10 @@
-"""Whether to spin for an answer that is about to come: waking up from the kernel takes longer than many answers do.
+"""Decides whether to spin for an answer that is about to come: waking up from the kernel takes longer than many
+answers do.
 
-A wait is spun through only where the one before it on the same wire was short, for as long as a short one lasts. One
-spin that brings nothing ends it until a wait was short again, and so does a turn of the event loop that took long:
-then others want the loop, or the processor, which is offered to them on every turn. So nothing spins on an idle wire,
-and a machine without a processor to spare gets at most one spin per answer.
+A wait spins only if the previous wait on the same wire was short, and only for as long as a short wait lasts.
+Spinning ends with the first spin that brings nothing, until a wait is short again. It also ends with a turn of the
+event loop that took long: other tasks then want the loop, or other programs the processor, which every turn offers to
+them. So no idle wire spins, and a machine without a spare processor spins at most once per answer.
 """
 
 from typing import Final
@@ -23,7 +24,8 @@ class Spin:
         self._last = 0.0
 
     def again(self, now: float) -> bool:
-        """There is nothing yet: whether to look again once others had their turns. If not, it is better to sleep."""
+        """Whether to look again after other tasks had their turns, given that nothing has arrived yet. If not,
+        sleeping is better."""
         if self._began is None:
             self._began = self._last = now
         elif now - self._last > TURN_S or now - self._began > SPIN_S:
@@ -32,7 +34,8 @@ class Spin:
         return self._worthwhile
 
     def over(self, now: float) -> None:
-        """There is something. If it had to be waited for, however that was spent, the next wait goes by it."""
+        """Record that something has arrived. If it had to be waited for, spinning or not, the next wait goes by the
+        length of this one."""
         if self._began is not None:
             self._worthwhile = now - self._began <= SPIN_S
             self._began = None

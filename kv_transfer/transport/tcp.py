@@ -36,7 +36,8 @@ _READ_BYTES: Final = 256 << 10
 
 @dataclass(frozen=True)
 class TcpSettings:
-    """Where to listen and what to tell others. Port 0 lets the system choose; `advertise` defaults to `host`."""
+    """The address to listen on and the address to advertise. Port 0 lets the system choose; `advertise` defaults to
+    `host`."""
 
     host: str = "127.0.0.1"
     port: int = 0

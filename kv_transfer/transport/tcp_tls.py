@@ -1,7 +1,7 @@
-"""Whether KV over TCP is encrypted, with what, and what becomes of peers that see it otherwise.
+"""Decides whether KV over TCP is encrypted, with what, and how peers that disagree are treated.
 
 An address says what its holder speaks: `tcp://host:port/tls` is encrypted, `tcp://host:port` is not. Both ends have
-to agree; a pull between two that do not is refused before a byte of it has left.
+to agree; a pull between two that do not is refused before any of its bytes is sent.
 """
 
 import asyncio

@@ -66,7 +66,7 @@ class Wire:
                 future.set_exception(WireLost(f"the KV connection to {self.peer} was closed here"))
 
     def quiet(self) -> bool:
-        """Whether the peer is connected and has said nothing: a connection fit for another pull."""
+        """Whether the peer is connected and has sent nothing, so that the connection is fit for another pull."""
         if self._buffered():
             return False
         try:

@@ -1,4 +1,4 @@
-"""By what turns of one conversation are known to belong together. Pure."""
+"""The key that turns of one conversation have in common, by which they are known to belong together. Pure."""
 
 from typing import Final
 

@@ -42,8 +42,8 @@ class Caller:
             raise TandemError("not_allowed", why)
 
     def check_priority(self, priority: int | None) -> int:
-        """The priority of a request that asks for this one, 0 where it asks for none. Raises `not_allowed` above what
-        its tenant may ask for: a higher one goes first, and weighs more where workers are chosen."""
+        """The priority of a request that asks for `priority`; 0 if it asks for none. Raises `not_allowed` above the
+        maximum of its tenant: a higher priority goes first, and weighs more in the choice of workers."""
         most = self.quota.priority_max
         if priority is not None and most is not None and priority > most:
             raise TandemError(

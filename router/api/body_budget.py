@@ -1,4 +1,4 @@
-"""How much of request bodies the router has in hand, whichever door they come by."""
+"""The budget for request bodies that the router has in hand, whichever interface they arrive by."""
 
 from typing import Self
 
@@ -6,12 +6,12 @@ from tandem.core.errors import TandemError
 
 
 class BodyBudget:
-    """How many bytes of request bodies the router has in hand, over all clients."""
+    """Counts and bounds the bytes of request bodies that the router has in hand, over all clients."""
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
         self.held = 0
-        """Bytes in hand now."""
+        """Bytes of request bodies in hand now."""
 
     def share(self) -> "BodyShare":
         """One request's part of it."""

@@ -1,8 +1,8 @@
-"""How much there is in a JSON body, counted before anything is made of it. Pure.
+"""Counts the parts of a JSON body before anything is made of it. Pure.
 
-Decoding holds the event loop, on a thread, too, and takes as long as there are objects, keys and elements to make,
-of which a body within its bound in bytes may have millions. Counting what separates these costs little, and is done
-in slices, between which everybody else gets a turn. A body is refused as soon as it has too many.
+Decoding holds the event loop, even on a thread, and takes time in proportion to the objects, keys and elements it
+makes. A body within its bound in bytes may have millions of them. Counting what separates them costs little and is
+done in slices, between which other tasks get a turn. A body is refused as soon as it has too many.
 """
 
 from collections.abc import Iterator

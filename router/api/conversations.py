@@ -16,7 +16,7 @@ _OPENING_CHARACTERS: Final = 2048
 
 
 class Conversations:
-    """Of one model. At most `bytes_max` bytes of text and tokens are kept, about."""
+    """The conversations of one model. It keeps at most about `bytes_max` bytes of text and tokens."""
 
     def __init__(
         self, renderer: Renderer, tokenizing: Tokenizing, clock: Clock, meter: Meter, bytes_max: int
@@ -58,7 +58,8 @@ class Conversations:
 
 
 class AllConversations:
-    """Of every model, each for as long as its renderer is the same; made when it is asked for first."""
+    """The conversations of every model, each created on first use and kept as long as the model's renderer is the
+    same."""
 
     def __init__(self, tokenizing: Tokenizing, clock: Clock, meter: Meter, bytes_max: int) -> None:
         self._tokenizing = tokenizing

@@ -53,7 +53,7 @@ from tandem.core.spans import Recorder, Span
 
 _U64: Final = (1 << 64) - 1
 _TOKEN_BYTES: Final = 64
-"""Of a body, at most, for each token that a context has; escaped characters have twelve."""
+"""Maximum bytes of a body for each token of a context; an escaped character takes twelve."""
 _BESIDE_PROMPTS_BYTES: Final = 1 << 20
 """Bytes that a body may have besides its prompts, in tools, schemas and the like."""
 
@@ -124,7 +124,7 @@ class ApiCore:
         return len(self._open)
 
     def drain(self) -> None:
-        """From now on new requests are refused with `draining`."""
+        """Refuse new requests with `draining` from now on."""
         self._draining = True
 
     def end_all(self) -> int:
@@ -151,8 +151,9 @@ class ApiCore:
 
     @contextmanager
     def reading(self, arrival: RequestContext, retried: bool) -> Iterator[BodyShare]:
-        """While a request's body is read: its share of the budget, and what it comes to. Raises `over_quota` before
-        anything is read of a tenant that can have nothing now; one that may be `retried` may be paid already."""
+        """Context in which a request's body is read: yields its share of the budget and records the bytes that it
+        takes. Raises `over_quota` before anything is read for a tenant that can have nothing now, except for a
+        request that may be `retried`, since that may be paid already."""
         caller = arrival.caller
         if not retried:
             self._quotas.check(caller.tenant, caller.quota, self.services.clock.now())
@@ -163,7 +164,7 @@ class ApiCore:
                 arrival.body_bytes = share.taken
 
     async def check_message(self, raw: bytes) -> None:
-        """As `check_shape`, of a gRPC message."""
+        """Check a gRPC message as `check_shape` checks a body."""
         if len(raw) > SMALL_BYTES:
             await self._count(check_message(raw, self._units_max()))
 
@@ -255,7 +256,7 @@ class ApiCore:
         return model, renderer
 
     def bounded_s(self, timeout_s: float | None) -> float:
-        """How long a request may take."""
+        """Seconds that a request that asks for `timeout_s` may take."""
         return min(timeout_s or self._total_s, self._total_s)
 
     def charge(self, arrival: RequestContext, prompt_tokens: int) -> None:
@@ -354,7 +355,7 @@ class ApiCore:
             self._keys.release(arrival.claim, self.services.clock.now())
 
     def standing(self, request_id: str, caller: Caller) -> RequestStatus | None:
-        """Where a running request is; None when none of this id runs, or it is another tenant's."""
+        """The status of a running request; None when no request of this id runs, or it belongs to another tenant."""
         exchange = self._open.get(request_id)
         if exchange is None or not (caller.operator or exchange.generations[0].tenant == caller.tenant):
             return None

@@ -1,4 +1,4 @@
-"""How a `TandemError` looks to a client: OpenAI's error object, status and headers."""
+"""Presents a `TandemError` to a client: OpenAI's error object, status and headers."""
 
 import math
 from typing import Final

@@ -46,7 +46,7 @@ class Claim(msgspec.Struct):
     ended_at: float = 0.0
 
     def uncharged(self, output_tokens: int) -> int:
-        """How many of the tokens just delivered are to be charged; from now on they count as charged."""
+        """The number of the tokens just delivered that must still be charged; from now on they count as charged."""
         more = max(0, output_tokens - self.output_tokens)
         self.output_tokens += more
         return more

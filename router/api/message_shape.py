@@ -1,6 +1,5 @@
-"""How much there is in a `GenerateRequest`, counted before anything is made of it. As `router.api.body_shape`, of
-protobuf's wire format. Pure.
-"""
+"""Counts the parts of a `GenerateRequest` before anything is made of it, as `router.api.body_shape` does, in
+protobuf's wire format. Pure."""
 
 from collections.abc import Iterator
 from typing import Any, Final
@@ -12,7 +11,7 @@ from router.api.body_shape import too_many
 from tandem.core.errors import TandemError
 
 _STEPS: Final = 2048
-"""Fields that are looked at in a row: about 2 ms."""
+"""Number of fields that are examined in a row, which takes about 2 ms."""
 _SLICE_BYTES: Final = 64 << 10
 _MESSAGE: Final = 12
 _FIELD: Final = 3
@@ -22,8 +21,8 @@ _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
 
 
 def check_message(raw: bytes, units_max: int) -> Iterator[None]:
-    """Yields after every slice. Raises `invalid_request` when there is more in the message than that. What cannot be
-    read is left to protobuf, which says what is wrong; it ends there."""
+    """Count the parts of a message and yield after every slice. Raises `invalid_request` when the message has more
+    than `units_max`. The count ends at content that cannot be read, which is left to protobuf to report."""
     units = 0
     for step, more in enumerate(_units(raw)):
         units += more
@@ -34,7 +33,7 @@ def check_message(raw: bytes, units_max: int) -> Iterator[None]:
 
 
 def _units(raw: bytes) -> Iterator[int]:
-    """Of one part after another: a message is worth 12, another field 3, a number of a packed list 1."""
+    """The units of one part after another: 12 for a message, 3 for another field, 1 for a number of a packed list."""
     within: list[tuple[int, int, Any]] = [(0, len(raw), GenerateRequest.DESCRIPTOR)]
     while within:
         at, end, kind = within.pop()
@@ -60,7 +59,7 @@ def _units(raw: bytes) -> Iterator[int]:
 
 
 def _sized(raw: bytes, at: int, wire: int) -> tuple[int, int]:
-    """How long a value is, and where it begins."""
+    """The size of a value in bytes, and the position where it begins."""
     if wire == _LENGTH:
         return _number(raw, at)
     if wire == _VARINT:

@@ -7,9 +7,9 @@ from router.generation import ServedModel
 
 
 def model_object(name: str, model: ServedModel, defaults: Defaults) -> dict[str, Any]:
-    """As it is listed under one of its names. `root` says which model an alias stands for, `generation_defaults` what
-    requests that leave it out are given, where that is not neutral, `slo` what answers are to hold by its service.
-    """
+    """The listing of a model under one of its names. `root` names the model that an alias stands for.
+    `generation_defaults` has the values for requests that leave them out, where these are not neutral. `slo` has the
+    bounds that the model's service sets for answers."""
     stated = defaults.stated()
     slo = {f"{name}_ms": round(bound * 1e3, 3) for name, bound in model.slo.bounds.items()}
     return {

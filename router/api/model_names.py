@@ -1,4 +1,5 @@
-"""Which model a client means: by the model's name, one of its aliases, or either of them with a revision."""
+"""Resolves the model that a client means: by the model's name, one of its aliases, or either of them with a
+revision."""
 
 from collections.abc import Mapping
 
@@ -37,5 +38,5 @@ def by_name(models: tuple[ServedModel, ...]) -> Mapping[str, ServedModel]:
 
 
 def revision_asked(name: str, model: ServedModel) -> str:
-    """The revision that `NAME@REVISION` asks for; empty where it is the bare model, under any of its names."""
+    """The revision that `NAME@REVISION` asks for; empty for the bare model under any of its names."""
     return "" if name == model.name or name in model.aliases else name.rpartition("@")[2]

@@ -47,7 +47,8 @@ class PromptTexts:
             self._bytes -= len(oldest)
 
     def place(self, tenant: str, request_id: str, token: int, vocabulary: Vocabulary) -> TextPlace | None:
-        """Where `token` (counted from 0) of a request's prompt begins; None when the prompt is not remembered."""
+        """The place where `token` (counted from 0) of a request's prompt begins; None when the prompt is not
+        remembered."""
         prompt = self._prompts.get((tenant, request_id))
         if prompt is None or 4 * token > len(prompt):
             return None
@@ -55,7 +56,8 @@ class PromptTexts:
 
 
 def place_in_text(tokens: tuple[int, ...], token: int, vocabulary: Vocabulary) -> TextPlace:
-    """Where `tokens[token]` begins. A character of several tokens belongs to the last of them."""
+    """The place in the text where `tokens[token]` begins. A character of several tokens belongs to the last of
+    them."""
     before = b"".join(map(vocabulary.token_bytes, tokens[:token])).decode("utf-8", "ignore")
     after = b"".join(map(vocabulary.token_bytes, tokens[token : token + _AROUND])).decode("utf-8", "replace")
     line_start = before.rfind("\n") + 1

@@ -17,7 +17,7 @@ _VALID_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
 
 
 class TokenizeSpan(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """How rendering and tokenizing went; times are wall-clock seconds."""
+    """The span of rendering and tokenizing; times are wall-clock seconds."""
 
     span_id: str
     start_s: float

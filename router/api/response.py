@@ -27,7 +27,7 @@ class Starter(Protocol):
 
 
 class Answer(Protocol):
-    """Where an exchange ends up. Exactly one of `finish`, `fail` is called, once."""
+    """The destination of an exchange's output. Exactly one of `finish` and `fail` is called, once."""
 
     def part(self, exchange: "ApiResponse", number: int) -> "Part":
         """The sink of generation `number`."""
@@ -77,7 +77,7 @@ class Part(ABC):
 
 
 class ResponseEnd(msgspec.Struct, frozen=True):
-    """How an exchange ended. `error` is None when it was answered; times are on the router's clock."""
+    """The end of an exchange. `error` is None when the exchange was answered; times are on the router's clock."""
 
     error: TandemError | None
     usage: Usage | None
@@ -87,7 +87,8 @@ class ResponseEnd(msgspec.Struct, frozen=True):
 
 
 class ResponseCallbacks(msgspec.Struct, frozen=True):
-    """Whom an exchange tells: the time (to be asked for), sampled gaps between tokens, and its end, once."""
+    """Callbacks of an exchange: `now` gives the time, `on_gap` receives sampled gaps between tokens, and `on_end`
+    receives the end of the exchange, once."""
 
     now: Callable[[], float]
     on_gap: Callable[[float], None]
@@ -123,7 +124,7 @@ class ApiResponse:
             self._running.append(running)
 
     def standing(self) -> RequestStatus:
-        """Where it is now, as long as it has not ended."""
+        """The current status of the exchange, as long as it has not ended."""
         running = [one.standing() for one, usage in zip(self._running, self._usages, strict=False) if usage is None]
         return furthest_behind(running, sum(part.delivered for part in self._parts))
 
@@ -157,7 +158,7 @@ class ApiResponse:
         self._report(None, usage)
 
     def fail(self, error: TandemError) -> None:
-        """Stop every generation and tell the client why. Does nothing once the exchange has ended."""
+        """Stop every generation and report the error to the client. Does nothing once the exchange has ended."""
         if self.ended:
             return
         self.ended = True

@@ -30,7 +30,7 @@ class ResumeContext(msgspec.Struct, frozen=True):
 def encode_resume_context(
     request: ChatRequest | CompletionRequest, received_wall: float, speech: ParserSpec | None = None
 ) -> bytes | None:
-    """For `Generation.resume`; None when the client did not ask for a resumable stream."""
+    """The encoded context for `Generation.resume`; None when the client did not ask for a resumable stream."""
     if not request.resumable:
         return None
     usage = bool(request.stream_options is not None and request.stream_options.include_usage)

@@ -1,4 +1,5 @@
-"""Where a client's request is, when it is several generations: each of its prompts has a place of its own. Pure."""
+"""Determines the status of a client's request that consists of several generations: each of its prompts has a status
+of its own. Pure."""
 
 from collections.abc import Sequence
 from typing import Final

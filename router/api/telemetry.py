@@ -20,7 +20,7 @@ from tandem.core.spans import Attribute, LazySpans, Recorder, Span
 
 SERVICE = "router"
 _UNKNOWN_TIER: Final = "unknown"
-"""Of cached tokens that placement counted on and no worker reported."""
+"""The tier of cached tokens that placement counted on and no worker reported."""
 
 
 class ApiTraceFacts(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -94,7 +94,8 @@ class RequestTelemetry:
         self._record(arrival, figures)
 
     def resumed(self, arrival: RequestContext, ended: ResponseEnd, model: str) -> None:
-        """A connection that went on with a resumable answer ended. It says nothing about how soon the answer came."""
+        """Record the end of a connection that continued a resumable answer. The connection does not show how soon the
+        answer came."""
         outcome = "ok" if ended.error is None else ended.error.code
         figures = _identity(arrival)
         figures["outcome"], figures["model"], figures["resumed_tokens"] = outcome, model, ended.delivered

@@ -1,1 +1,1 @@
-"""Finds services and workers in a cluster and tells the fleet, as the workers file does on one machine."""
+"""Finds services and workers in a cluster and reports them to the fleet, as the workers file does on one machine."""

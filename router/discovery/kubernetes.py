@@ -1,6 +1,7 @@
-"""Watches pods and services at an API server and tells the fleet about every change.
+"""Watches pods and services at an API server and reports every change to the fleet.
 
-While the server is away, at the start or later, the last good list stays: what runs goes on. Logs and metrics say so.
+While the server is away, at the start or later, the last good list stays in force and running work goes on. Logs and
+metrics report the absence.
 """
 
 import asyncio
@@ -39,7 +40,7 @@ Connect = Callable[[], Awaitable[Cluster]]
 
 
 class DiscoveryListener(Protocol):
-    """`router.fleet.fleet.Fleet`, as far as discovery tells it anything."""
+    """The part of `router.fleet.fleet.Fleet` to which discovery reports."""
 
     def set_members(self, addresses: Sequence[str]) -> None: ...
 
@@ -83,7 +84,7 @@ class KubernetesDiscovery:
         self._changed = asyncio.Event()
         self._cluster: Cluster | None = None
         self._services: dict[Key, DiscoveredService] = {}
-        """As last understood: a service that a newer version wrote stays what it was."""
+        """The services as last understood: a service written by a newer version stays as it was."""
         self._said: tuple[str, ...] = ()
         self._lost = ""
 

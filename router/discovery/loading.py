@@ -18,7 +18,7 @@ _HERE: Final = ("file://", "hf://")
 _FETCHED: Final = ("s3://", "oci://")
 _FLAG: Final = "--text_files=DIRECTORY, as NAMESPACE/NAME/"
 _WAIT_S: Final = 600.0
-"""For another router of this machine that fetches the same."""
+"""Seconds to wait for another router on this machine that fetches the same files."""
 
 
 def load_text_side(

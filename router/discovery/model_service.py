@@ -27,15 +27,15 @@ _FEATURES: Final = {
 
 @dataclass(frozen=True)
 class TextSource:
-    """Where the text side of a model comes from. `simulated` models have no files."""
+    """The source of the text side of a model. `simulated` models have no files."""
 
     service: str
     model: Model
     simulated: bool
     settled: bool
-    """No rollout is under way: what the specification says is what all workers run."""
+    """Whether no rollout is under way, so that all workers run what the specification says."""
     preset: str | None = None
-    """Of a simulated model."""
+    """The preset of a simulated model."""
     context_tokens: int | None = None
     """How much of the model's context, in tokens, the engine is configured to serve."""
 

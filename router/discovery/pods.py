@@ -17,7 +17,7 @@ SELECTED: Final = f"app.kubernetes.io/managed-by=tandem,{SERVICE}"
 _OF_GROUP: Final = "leaderworkerset.sigs.k8s.io/worker-index"
 _ENDED: Final = ("Succeeded", "Failed")
 _MARGIN_S: Final = 30.0
-"""Between the end of a pod's drain and its kill: what its grace period has beyond the drain."""
+"""Seconds between the end of a pod's drain and its kill, by which its grace period exceeds the drain."""
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ class TextSide:
 
 
 Load = Callable[[str, TextSource], TextSide]
-"""By name of the model. Blocks; raises `bad_model`."""
+"""Loads the text side of a model from the model's name and source. Blocks; raises `bad_model`."""
 
 
 class TextSides(Mapping[str, Renderer]):
@@ -66,7 +66,7 @@ class TextSides(Mapping[str, Renderer]):
         return None if side is None else side[1].context_tokens
 
     def want(self, sources: Mapping[str, TextSource]) -> None:
-        """From now on these models, and no others."""
+        """Set the wanted models with their sources, and drop all other models."""
         self._wanted = dict(sources)
         self._sides = {model: side for model, side in self._sides.items() if model in sources}
         self._failed = {model: failed for model, failed in self._failed.items() if model in sources}
@@ -113,7 +113,8 @@ class TextSides(Mapping[str, Renderer]):
 
 
 async def _on_thread(work: Callable[[], TextSide], name: str) -> TextSide:
-    """On a thread of its own that no end of the process waits for: a download may take long."""
+    """Run `work` on a thread of its own. The end of the process does not wait for this thread, as a download may take
+    long."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[TextSide] = loop.create_future()
 

@@ -1,1 +1,2 @@
-"""From an accepted request to its last token: admission, attempts on workers, positions, deadlines, retries."""
+"""Takes a request from acceptance to its last token: admission, attempts on workers, positions, deadlines,
+retries."""

@@ -30,7 +30,7 @@ class Account:
         self._kept: tuple[PrefixReplica, ...] = ()
         self._prompt_tokens = generation.prompt_tokens
         self.missed: Evidence | None = None
-        """Of why not more of the prompt was to be had when it was first placed."""
+        """Evidence of why no more of the prompt was cached when the request was first placed."""
 
     def new_span_id(self) -> str:
         return self._story.new_span_id()
@@ -42,7 +42,8 @@ class Account:
         self._tools.meter.observe("tandem_stage_seconds", now - self._arrived, "queue")
 
     def taken_over(self, cached_tokens: int) -> None:
-        """Another router began the request; its placement counted on so many cached tokens."""
+        """Note that another router began the request, and that its placement counted on `cached_tokens` cached
+        tokens."""
         self._cached_expected = cached_tokens
         self._elsewhere = True
 
@@ -53,8 +54,8 @@ class Account:
         return None if self._elsewhere else self._first_at
 
     def advanced(self, attempt: Attempt) -> None:
-        """Positions of an attempt were accepted. What the first attempt of all brings first teaches how well first
-        tokens are expected: a later one begins where others have been."""
+        """Note that positions of an attempt were accepted. Only the first output of the very first attempt trains the
+        estimate of the time to first token, since a later attempt begins where others have been."""
         if self._first_at is None:
             self._first_at = now = self._tools.clock.now()
             if attempt.number == 1 and not self._elsewhere:
@@ -69,8 +70,8 @@ class Account:
             self._cached_expected = attempt.placement.cached_tokens
 
     def reported(self, leg: WorkerStream, report: AttemptReport) -> None:
-        """The figures of a leg; the first that computed some of the prompt tells how much of it was cached, also when
-        its attempt failed: what later attempts find is what this one has computed."""
+        """Record the figures of a leg. The first leg that computed some of the prompt determines how much of the
+        prompt was cached, even when its attempt failed: later attempts find what this one has computed."""
         if report.spans:
             self._tools.recorder.record(self._generation.request_id, report.spans, self._generation.tenant)
             self._tools.costs.observe_spans(leg.peer.worker_id, report.spans, alone=leg.alone)

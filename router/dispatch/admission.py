@@ -41,7 +41,7 @@ class Queued:
 
 @dataclass(frozen=True)
 class Refused:
-    """Not accepted: an error code, the sentence, and when to try again."""
+    """The refusal of a request: an error code, the sentence, and the seconds after which to try again."""
 
     code: str
     reason: str
@@ -79,7 +79,8 @@ class FirstToken(NamedTuple):
         return FirstToken(self.mean_s + _SHARE * off_s, self.variance + _SHARE * (off_s**2 - self.variance))
 
     def latest_s(self, wait: QueueWait) -> float:
-        """The time to first token after a wait that is hardly ever exceeded; one says nothing of the other."""
+        """The time to first token after `wait` that is hardly ever exceeded, in seconds. The wait and the time after
+        it are taken to be independent."""
         return wait.mean_s + self.mean_s + _SPREADS * sqrt(wait.deviation_s**2 + self.variance)
 
 
@@ -169,7 +170,7 @@ class Admission:
         return tuple(model for model, line in self._lines.items() if line.waiting)
 
     def arrive(self, key: int, model: str, priority: int, room: bool) -> Decision:
-        """Decide on a new request; `room` tells whether one of the model's workers could take it now."""
+        """Decide on a new request; `room` says whether one of the model's workers could take it now."""
         assert key not in self._held, f"request {key} is held already"
         refused = self._refusal(model)
         if refused is not None:

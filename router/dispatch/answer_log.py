@@ -75,7 +75,7 @@ class AnswerLog:
     # ---- listening ----
 
     def chars(self, after: tuple[int, ...]) -> tuple[int, ...]:
-        """How long each sequence's text is after `after` tokens of it. Raises `invalid_request` when the stream has
+        """The length of each sequence's text after `after` tokens of it. Raises `invalid_request` when the stream has
         no such place."""
         if len(after) != len(self._outputs):
             raise _no_place(f"{len(self._outputs)} positions are needed, one for each sequence, not {len(after)}")
@@ -87,8 +87,8 @@ class AnswerLog:
         return tuple(_chars(outputs, count) for outputs, count in zip(self._outputs, after, strict=True))
 
     def listen(self, sink: Sink, after: tuple[int, ...]) -> None:
-        """Tell `sink` everything beyond `after` tokens of each sequence, now and from now on; who listened before is
-        told `taken_over`. Raises `invalid_request` as `chars` does."""
+        """Send `sink` everything beyond `after` tokens of each sequence, now and from now on. An earlier listener
+        fails with `taken_over`. Raises `invalid_request` as `chars` does."""
         self.chars(after)
         before, self._listener, self._sink = self._sink, None, None
         if before is not None:
@@ -107,7 +107,7 @@ class AnswerLog:
             self._listener, self._sink = sink, Beyond(sink, after) if behind else sink
 
     def leave(self, sink: Sink) -> bool:
-        """`sink` hears nothing more; False when it is not the one that listens."""
+        """Send nothing more to `sink`; False when `sink` is not the current listener."""
         if self._listener is not sink:
             return False
         self._listener = self._sink = None

@@ -1,4 +1,4 @@
-"""One attempt of a request: its legs on workers, each behind a handle."""
+"""Defines one attempt of a request: its legs on workers, each behind a handle."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -27,36 +27,37 @@ _NOBODY: Final[Mapping[int, Positions]] = {}
 
 
 class WorkerStreamOwner(Protocol):
-    """The request a leg belongs to."""
+    """The request that a leg belongs to."""
 
     def advanced(self, leg: "WorkerStream", output: SequenceOutput) -> None:
-        """The output was accepted and delivered; called while the leg is watched, and for every finish."""
+        """Note that the output was accepted and delivered. Called while the leg is watched, and for every finish."""
         ...
 
     def mismatched(self, leg: "WorkerStream", mismatch: Mismatch) -> None: ...
 
     def stream_failed(self, leg: "WorkerStream", code: str, message: str, param: str = "") -> None:
-        """The worker gave up on a live leg, for what the request says as `param` unless that is empty, or was lost
-        (`worker_lost`)."""
+        """Note that the worker gave up on a live leg, or was lost (`worker_lost`). Unless it is empty, `param` names
+        the part of the request that was the cause."""
         ...
 
     def stream_reported(self, leg: "WorkerStream", report: AttemptReport) -> None: ...
 
     def stream_closed(self, leg: "WorkerStream") -> None:
-        """The worker of a fenced leg is lost, and its report with it."""
+        """Note that the worker of a fenced leg is lost, and the leg's report with it."""
         ...
 
     def transferred(self, leg: "WorkerStream", code: str) -> None:
-        """The fetch of a live leg has ended, with whatever it brought; `code` is empty when that was everything."""
+        """Note that the fetch of a live leg has ended, with whatever it brought; `code` is empty when it brought
+        everything."""
         ...
 
 
 class WorkerStream:
     """One attempt's work on one worker, and the hot path of every token.
 
-    A live leg may bring positions. A fenced one brings nothing more; its handle stays open only for the
-    worker's report. `work` is what this worker is expected to do. `alone` tells, once the first token is here,
-    whether no other prompt was computed there before or beside this one.
+    A live leg may deliver positions. A fenced leg delivers nothing more; its handle stays open only for the worker's
+    report. `work` is the work expected of this worker. `alone` says, once the first token has arrived, whether no
+    other prompt was computed on the worker before or beside this one.
     """
 
     __slots__ = (
@@ -103,9 +104,10 @@ class WorkerStream:
         self.sent_at = now
         self.progressed_s = 0.0
         self.computed = 0
-        """Prompt tokens that the worker has said to have computed."""
+        """Prompt tokens that the worker has reported as computed."""
         self.given_up = False
-        """Decode has been told to compute the prompt, and how much of it was computed here is still to be counted."""
+        """Whether decode was instructed to compute the prompt while the prompt tokens computed here are still to be
+        counted."""
         self.computes_prompt = work.prompt_tokens > 0
         self.alone = peer.view.queued_prompt_tokens == 0
         self.handle = peer.open(self) if handle is None else peer.pass_on(handle, self)
@@ -140,8 +142,8 @@ class WorkerStream:
             self.owner.stream_reported(self, report)
 
     def on_progress(self, now: float, tokens: int) -> None:
-        """The worker gets on with it: it is not stalled, however long it takes. It has computed `tokens` of its
-        prompt, as far as it tells."""
+        """Note that the worker makes progress: the leg is not stalled, however long it takes. The worker has computed
+        `tokens` of the prompt, as far as it reports."""
         self.progressed_s, self.computed = now, max(self.computed, tokens)
 
     def on_transferred(self, code: str) -> None:
@@ -149,7 +151,7 @@ class WorkerStream:
             self.owner.transferred(self, code)
 
     def on_claimed(self, claimed: AttemptResumed | None) -> None:
-        """A leg has been claimed before it becomes one."""
+        """Ignored: a leg has been claimed before it becomes a leg."""
 
     def on_lost(self, reason: str) -> None:
         self.open = False
@@ -172,7 +174,7 @@ class WorkerStream:
             self.close()
 
     def release(self) -> None:
-        """The worker no longer works on it: take it off the books."""
+        """Remove the leg's work from the view of the worker, which no longer does it."""
         if self._work is not None:
             self.peer.view.released(self._work)
             self._work = None

@@ -36,7 +36,7 @@ class DispatchDeps:
     """Makes the planner that decides which workers of role `auto` take prompts for others, a new one for each
     service."""
     alarms: Alarms = field(init=False)
-    """Where all of them set their timers."""
+    """The alarms on which all requests set their timers."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "alarms", Alarms(self.loop, self.clock))
@@ -75,7 +75,7 @@ class Host(Protocol[Request]):
         ...
 
     def queue_s(self, model: str) -> float:
-        """How long a request may wait for its first worker."""
+        """Seconds that a request may wait for its first worker."""
         ...
 
     def left_revision(self, request: Request, revision: str) -> None:
@@ -92,5 +92,5 @@ class Host(Protocol[Request]):
         ...
 
     def forgotten(self, request: Request) -> None:
-        """No handle of the request is left."""
+        """Note that no handle of the request is left."""
         ...

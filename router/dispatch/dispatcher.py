@@ -38,8 +38,8 @@ _NO_EVIDENCE: Final = 4.0
 """How many times faster than expected a line is taken to be while no pace of it has been seen. Where no objective is
 at stake, a guess then refuses no request that might have had its turn."""
 _AHEAD_S: Final = 1.0
-"""So long before a worker has memory for it a request is sent there: figures are late, and the worker is to have
-something to begin with."""
+"""Seconds by which a request is sent to a worker before the worker has memory for it: figures are late, and the
+worker should have something to begin with."""
 
 
 class Dispatcher:
@@ -125,7 +125,7 @@ class Dispatcher:
         return serving_status(self._requests.values(), self._tallies, self._fleet.services, self._tools)
 
     def outlooks(self, models: Collection[str] = ()) -> tuple[FleetOutlook, ...]:
-        """Which workers of role `auto` take prompts for others, and why: of these models, or of all."""
+        """The outlooks of these models, or of all: which workers of role `auto` take prompts for others, and why."""
         return self._splits.outlooks(models)
 
     # ---- life of the process ----
@@ -443,7 +443,8 @@ class Dispatcher:
     # ---- invariants ----
 
     def check(self) -> None:
-        """Raise `AssertionError` when the books do not fit; cheap enough for every step of a simulation."""
+        """Raise `AssertionError` when the dispatcher's books are inconsistent. Cheap enough for every step of a
+        simulation."""
         live = [request for request in self._requests.values() if request.phase is not Phase.OVER]
         held = self._admission.held
         assert held == len(live) + self._reserved, f"{held} are held, {len(live)} are live, {self._reserved} to come"

@@ -22,7 +22,7 @@ class MigratableRequest(Protocol):
 
     @property
     def under_way(self) -> bool:
-        """Whether it was moved and has brought no token since."""
+        """Whether the request was moved and has delivered no token since."""
         ...
 
 
@@ -51,7 +51,8 @@ class DrainMigrator:
         self._timers: dict[str, asyncio.TimerHandle] = {}
 
     def drains(self, peer: Peer) -> None:
-        """The worker leaves at `peer.leaves_at`, or earlier than it said before."""
+        """Begin to move streams off a worker that leaves at `peer.leaves_at`, perhaps earlier than it announced
+        before."""
         self.gone(peer)
         if peer.leaves_at is not None:
             self._look(peer, peer.leaves_at)

@@ -5,7 +5,7 @@ from tandem.core.errors import TandemError
 
 
 def never_fits(obstacle: Unplaced) -> TandemError:
-    """No worker could ever hold the request."""
+    """The error of a request that no worker could ever hold."""
     return TandemError("context_length_exceeded", "; ".join(obstacle.reasons))
 
 

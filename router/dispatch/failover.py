@@ -1,4 +1,5 @@
-"""A request taken over from another router: what workers handed over of it, and how it becomes an attempt again."""
+"""Describes a request taken over from another router: what workers handed over of it, and how it becomes an attempt
+again."""
 
 from dataclasses import dataclass
 
@@ -37,7 +38,7 @@ class RecoveredAttempt:
         return all(told.get(sequence, 0) >= start for sequence, start in self.claimed.starts)
 
     def replay(self, leg: WorkerStream, now: float) -> None:
-        """Say everything again, to the leg that the handle belongs to now."""
+        """Deliver every message again, to the leg that the handle belongs to now."""
         for output in self.outputs:
             leg.on_output(output, now)
         if self.transferred is not None:

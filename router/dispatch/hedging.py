@@ -25,10 +25,10 @@ class HedgeDecision:
 
 
 def decide_hedge(attempt: Attempt, moved: bool, settings: RetrySettings, now: float) -> HedgeDecision:
-    """Decide for a running attempt; `moved` tells whether it has brought a position. Pure.
+    """Decide whether a running attempt is hedged; `moved` says whether it has delivered a position. Pure.
 
-    It is late when it takes `hedge_after` times as long as placement expected queue and prefill to take, and at
-    least `hedge_after_s`. Where neither is set nothing is ever late.
+    An attempt is late when it takes `hedge_after` times as long as placement expected queue and prefill to take, and
+    at least `hedge_after_s`. When neither is set, no attempt is ever late.
     """
     if settings.hedge_after is None and settings.hedge_after_s is None:
         return HedgeDecision(False, "hedging is off")
@@ -82,7 +82,7 @@ class Hedging:
         return second
 
     def decide(self, first: Attempt, leg: WorkerStream) -> Attempt:
-        """`leg` brought a position: gives the attempt that goes on, and ends the one that lost to it."""
+        """The attempt that goes on after `leg` has delivered a position; ends the attempt that lost to it."""
         if self.second is None:
             return first
         won, second = self.runs(leg), self.second
@@ -93,7 +93,8 @@ class Hedging:
         return winner
 
     def fall_back(self, first: Attempt, leg: WorkerStream, code: str, message: str) -> Attempt | None:
-        """The attempt of `leg` failed: ends it and gives the other, or None when there is no other."""
+        """End the failed attempt of `leg` and return the other attempt. Returns None, and ends nothing, when there is
+        no other."""
         lost, second = self.runs(leg), self.take()
         if second is None:
             return None

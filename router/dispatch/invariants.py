@@ -9,8 +9,8 @@ from router.fleet.prober import CanaryStream
 
 
 def check_worker_streams(worker_streams: Iterable[WorkerStream], peers: Iterable[Peer]) -> None:
-    """Raise `AssertionError` when an open handle belongs to none of the `worker_streams` of requests, or the
-    sequences counted for a worker are not those of the legs it has."""
+    """Raise `AssertionError` when an open handle belongs to none of the `worker_streams` of requests, or when the
+    sequences counted for a worker are not those of its legs."""
     known = {id(leg) for leg in worker_streams}
     for peer in peers:
         held = 0

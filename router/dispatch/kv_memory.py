@@ -22,11 +22,11 @@ from router.placement.filters.workers import sequences_max
 _PACKED: Final = 0.8
 """The share of a pool that requests of many sizes fill, one after the other."""
 _BETWEEN_S: Final = 0.5
-"""From the end of an answer to the first token of the next one in its place."""
+"""Seconds from the end of an answer to the first token of the next answer in its place."""
 _SNAPSHOT_S: Final = 0.05
 """A snapshot walks over all requests of a worker, so it is reused for this long."""
 _MANY: Final = 64
-"""With this many requests a snapshot is reused although the worker's load has changed."""
+"""The number of requests from which on a snapshot is reused although the worker's load has changed."""
 
 
 class _Snapshot(NamedTuple):
@@ -73,8 +73,8 @@ class KvMemory:
         )
 
     def interval_s(self, generation: Generation) -> float:
-        """How often a request is expected to end, in seconds: as many answers are under way as run now, or as pools
-        hold of requests like this one. 0 where there is no worker."""
+        """The expected seconds from the end of one request to the end of the next. As many answers are taken to be
+        under way as run now, or as the pools hold of requests like this one. 0 when there is no worker."""
         peers = list(self._generating(generation.model))
         if not peers:
             return 0.0
@@ -202,7 +202,7 @@ class KvMemory:
 
 
 def _worker_streams(peer: Peer) -> Iterable[tuple[RequestState, WorkerStream]]:
-    """This router's live requests on a worker, in the order in which they were sent."""
+    """This router's live requests on a worker and their legs, in the order in which they were sent."""
     for _, target in peer.targets():
         if isinstance(target, WorkerStream) and target.live and isinstance(target.owner, RequestState):
             yield target.owner, target

@@ -1,7 +1,9 @@
-"""Moving a stream together with its KV: the worker that leaves hands its blocks to the one that goes on. Pure.
+"""Moves a stream together with its KV: the leaving worker hands its blocks to the worker that continues the stream.
+Pure.
 
-It is an ordinary hand-off with the leaving worker in prefill's place. Everything but the last tokens is in its prefix
-cache, so it computes hardly anything, and the stream stands still for a transfer instead of a whole prompt.
+The move is an ordinary hand-off with the leaving worker in the place of prefill. That worker's prefix cache holds
+everything but the last tokens, so it computes hardly anything, and the stream pauses for a transfer instead of a
+whole prompt.
 """
 
 from typing import Final
@@ -27,7 +29,7 @@ def can_migrate_kv(leaving: WorkerView, receiving: WorkerView, request: Placemen
 
 
 def with_migrated_kv(found: Placement, leaving: WorkerView, request: PlacementRequest) -> Placement:
-    """The placement with the leaving worker as the one that brings the blocks."""
+    """The placement `found`, changed so that the leaving worker provides the blocks."""
     block_tokens = leaving.layout.block_tokens
     cached = (request.prompt_tokens - 1) // block_tokens * block_tokens
     return msgspec.structs.replace(

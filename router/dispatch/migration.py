@@ -1,7 +1,8 @@
-"""Which streams of a draining worker move, and when: those that would not end in time, a few at once. Pure.
+"""Decides which streams of a draining worker move, and when: those that would not end in time, a few at once. Pure.
 
-A stream that may still end in time stays, as nothing is as cheap as finishing. One that will not is resumed elsewhere
-while the worker still runs, so that a scale-down is no fail-over of everything at once at the end of the bound.
+A stream that may still end in time stays, as nothing is as cheap as finishing. A stream that will not is resumed
+elsewhere while the worker still runs, so that a scale-down does not fail over every stream at once at the end of the
+bound.
 """
 
 import math
@@ -33,8 +34,8 @@ class Leaving:
 
 
 def moves(streams: Sequence[Stream], moving: int, leaving: Leaving, settings: MigrationSettings) -> dict[int, str]:
-    """The streams to move now, by key, the longest first, each with the reason. `moving` are under way and have
-    brought no token yet."""
+    """The streams to move now, by key, the longest first, each with the reason. `moving` streams are under way and
+    have delivered no token yet."""
     needed_s = {stream.key: stream.tokens_left * leaving.step_s * settings.margin for stream in streams}
     late = sorted((stream for stream in streams if needed_s[stream.key] > leaving.left_s), key=_longest_first)
     room = max(0, at_once(len(late), leaving.left_s, settings) - moving)
@@ -42,7 +43,8 @@ def moves(streams: Sequence[Stream], moving: int, leaving: Leaving, settings: Mi
 
 
 def at_once(late: int, left_s: float, settings: MigrationSettings) -> int:
-    """How many streams may be under way together: few, unless the time left asks for more with every look."""
+    """The number of streams that may be under way together: few, unless the time left requires more with every
+    look."""
     looks = max(1.0, left_s * _SHARE_OF_BOUND / settings.every_s)
     return max(settings.at_once, math.ceil(late / looks))
 

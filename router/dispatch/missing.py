@@ -12,13 +12,13 @@ from router.dispatch.retry_budget import backoff_s
 from router.settings import RetrySettings
 
 _ASK_LEAST_S: Final = 0.02
-"""How long to wait at least before the budget is asked again."""
+"""Least number of seconds to wait before the retry budget is asked again."""
 
 
 @dataclass(frozen=True)
 class MissingBlocks:
-    """Decode has said at `since` that its fetch failed with `code`. The budget has refused `refused` times to have
-    the rest computed, and is asked next at `ask_at`."""
+    """The blocks that decode misses since it reported, at `since`, that its fetch failed with `code`. The retry
+    budget has refused `refused` times to have the rest computed, and is asked next at `ask_at`."""
 
     code: str
     since: float

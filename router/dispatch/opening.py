@@ -1,4 +1,4 @@
-"""Opens an attempt: a leg on each worker, under handles of its own."""
+"""Opens an attempt with a leg on each worker, each under a handle of its own."""
 
 from router.dispatch.attempt import Attempt, Deliver, WorkerStream, WorkerStreamOwner
 from router.dispatch.sequences import Sequences
@@ -16,7 +16,7 @@ def open_attempt(
     span_id: str,
     now: float,
 ) -> Attempt:
-    """The attempt that `placement` asks for; `workers` are decode and prefill. Nothing is sent yet."""
+    """The attempt that `placement` requires; `workers` are decode and prefill. Nothing is sent yet."""
     decode, prefill = workers
     positions, unfinished = sequences.positions, sequences.unfinished()
     generating, computing = placement.work(len(unfinished))

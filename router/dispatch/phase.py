@@ -1,4 +1,4 @@
-"""Where a running request stands, and what its failures mean. Values only."""
+"""Defines the phases of a running request and the meaning of its failures. Values only."""
 
 from enum import Enum
 from typing import Final
@@ -13,7 +13,7 @@ UNCHARGED: Final = frozenset(("worker_lost", "draining", "stale_epoch"))
 
 
 class Phase(Enum):
-    """Where a request stands; `router.dispatch.request_state` has the transitions."""
+    """The phase of a request; `router.dispatch.request_state` has the transitions."""
 
     QUEUED = "queued"
     RUNNING = "running"

@@ -1,4 +1,5 @@
-"""Asks the placement policy: names the prompt, looks up who has it, and tells what becomes of the answer."""
+"""Asks the placement policy: names the prompt, looks up the holders of its blocks, and reports what becomes of the
+placement."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -37,7 +38,8 @@ class Placing:
         self._policies = Policies(fleet.services, tools)
         self._reuse = ReuseWatch(fleet, tools.loop, tools.clock, tools.settings.reuse_history_bytes_max)
         self._begun: dict[int, tuple[PlacementResult, int]] = {}
-        """By the request's key: its latest attempt, and the output tokens that had been accepted before."""
+        """The latest attempt of each request, by the request's key, with the output tokens that had been accepted
+        before it."""
 
     def find(
         self, request: RequestState, avoid: tuple[tuple[str, int], ...] = (), *, moves: bool = False

@@ -16,7 +16,7 @@ class Policies:
         self._tools = tools
         self._common = make_policy(tools.settings.placement, tools.entropy)
         self._own: dict[str, tuple[str, Policy]] = {}
-        """By model: the name of the policy, and itself."""
+        """The name of each model's policy and the policy itself, by model."""
 
     def of(self, model: str) -> Policy:
         """The policy by which requests for a model are placed now."""

@@ -21,7 +21,7 @@ from router.fleet.peer import Peer
 from router.placement import Unplaced
 
 _JUDGED_MAX: Final = 16
-"""For how many prompts another place is looked for at one look, however many wait: twice at most for each. Placement
+"""The number of prompts for which one look searches another place, at most twice each, however many wait. Placement
 stands still meanwhile."""
 
 
@@ -49,8 +49,8 @@ class PrefillRebalancer:
         self._queued: dict[str, int] = {}
         """Prompt tokens that wait on other prefill workers, of which each is walked over once a look."""
         self._passed: dict[str, int] = {}
-        """How many prompts at the end of a worker's queue stay there by the looks before. The next look begins with
-        those ahead of them, so all have their turn, however few are judged at once."""
+        """The number of prompts at the end of each worker's queue that earlier looks left there. The next look begins
+        with those ahead of them, so every prompt has its turn, however few are judged at once."""
 
     def loaded(self, peer: Peer) -> None:
         """A worker's figures are new: look at what waits there, once a heartbeat."""
@@ -155,8 +155,8 @@ class PrefillRebalancer:
         return queued
 
     def _first_s(self, peer: Peer, tokens: int) -> float:
-        """Until so many tokens have been computed: as learned from its steps, or as seen of late, whichever is
-        longer."""
+        """Seconds until the worker has computed `tokens` tokens: as learned from its steps or as observed lately,
+        whichever is longer."""
         drain = self._drains.get(peer.worker_id)
         seen_s = tokens * drain.token_s() if drain is not None else 0.0
         return max(self._tools.costs.prefill_ms(peer.worker_id, tokens) / 1e3, seen_s)

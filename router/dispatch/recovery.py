@@ -1,4 +1,4 @@
-"""Asks every worker for a resumable request, and puts together what they hand over, within a bound."""
+"""Asks every worker for a resumable request and combines what the workers hand over, within a bound."""
 
 import asyncio
 from collections.abc import Callable
@@ -140,7 +140,8 @@ class Recovery:
         return sealed, recovery_stream.share(recovery_stream.claimed)
 
     def _release(self, recovery_stream: RecoveryStream) -> None:
-        """Of a claim that is not answered yet nothing is wanted either; `Peer` lets go of it when it is."""
+        """Cancel a claim that has been answered, and close its handle. A claim without an answer is released by
+        `Peer` once the answer arrives."""
         if recovery_stream.claimed is not None:
             recovery_stream.peer.send(Cancel(recovery_stream.handle))
         recovery_stream.peer.close(recovery_stream.handle)

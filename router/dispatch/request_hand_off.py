@@ -20,7 +20,7 @@ class RequestHandOff(RequestLifecycle[Self]):
 
     @abstractmethod
     def _await_progress(self, attempt: Attempt) -> None:
-        """The attempt goes on: look for stalls when one is due."""
+        """Let the attempt go on, and look for stalls when one is due."""
 
     @abstractmethod
     def _wait_for_place(self, backoff_s: float) -> None:
@@ -85,8 +85,8 @@ class RequestHandOff(RequestLifecycle[Self]):
     # ---- off a starved worker ----
 
     def prompt_waits(self, leg: WorkerStream, turn_s: float, here_s: float, now: float) -> WaitingPrompt | None:
-        """How its prompt waits on prefill for its turn in `turn_s` and a first token in `here_s`; None when some of
-        it has been computed, or another attempt races it."""
+        """The state of the request's prompt, which waits on prefill for its turn in `turn_s` and a first token in
+        `here_s`; None when some of the prompt has been computed, or another attempt races it."""
         attempt = self._attempt
         if attempt is None or attempt.prefill is not leg or leg.computed or self._hedging.second is not None:
             return None
@@ -108,8 +108,9 @@ class RequestHandOff(RequestLifecycle[Self]):
         return self._retry_state.prompt_moves > 0
 
     def move_prompt(self, reason: str, avoid: Sequence[tuple[str, int]]) -> None:
-        """Have the prompt computed by others than `avoid` (id, epoch) as soon as its prefill worker has said that it
-        has ended there, or is lost. Nothing has been computed of it, so this is no retry."""
+        """Have the prompt computed by workers other than `avoid` (id, epoch), as soon as its prefill worker has
+        reported that the prompt has ended there, or is lost. None of the prompt has been computed, so this is no
+        retry."""
         attempt = self._attempt
         assert attempt is not None, "a prompt that waits has an attempt"
         assert attempt.prefill is not None, "a prompt that waits is on a prefill worker"
@@ -146,7 +147,7 @@ class RequestHandOff(RequestLifecycle[Self]):
             self._called_off(leg, leg.computed)
 
     def _called_off(self, leg: WorkerStream, tokens: int) -> None:
-        """A fenced leg has ended on its worker, where `tokens` of the prompt had been computed."""
+        """Note that a fenced leg has ended on its worker, which had computed `tokens` of the prompt."""
         attempt = self._attempt
         if attempt is not None and attempt.calls_off is leg:
             self._after_call_off(attempt, leg, tokens, "it was called off")
@@ -172,8 +173,8 @@ class RequestHandOff(RequestLifecycle[Self]):
         leg.given_up = False
 
     def _go_on_without_prefill(self, attempt: Attempt, leg: WorkerStream, reason: str) -> None:
-        """Decode computes what it cannot fetch, and draws the first positions that are not known yet. Once it has
-        brought a position of its own there is nothing left to fetch."""
+        """Have decode compute what it cannot fetch, and draw the first positions that are not known yet. Once decode
+        has delivered a position of its own, nothing is left to fetch."""
         if leg.live:
             leg.fence(cancel=True)
         attempt.prefill = attempt.calls_off = None

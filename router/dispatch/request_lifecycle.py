@@ -25,7 +25,7 @@ from tandem.core.errors import TandemError
 Self = TypeVar("Self")
 """The class of the request itself, which the dispatcher takes."""
 _OVERDUE_S: Final = 0.05
-"""How late the timer of a request may be before something is wrong with it."""
+"""Seconds by which the timer of a request may be late before this counts as a fault."""
 
 
 class RequestLifecycle(ABC, Generic[Self]):
@@ -39,7 +39,7 @@ class RequestLifecycle(ABC, Generic[Self]):
         self.phase = Phase.QUEUED
         self._outcome = ""
         self.revision = ""
-        """Of the workers that it has been placed on last."""
+        """The revision of the workers on which the request was placed last."""
         self.arrived = now
         self.retry_at = now
         self._host = host
@@ -72,7 +72,7 @@ class RequestLifecycle(ABC, Generic[Self]):
 
     @property
     def attempts(self) -> int:
-        """How many have begun."""
+        """The number of attempts that have begun."""
         return self._retry_state.attempts
 
     def ended(self) -> EndedRequest:
@@ -88,7 +88,7 @@ class RequestLifecycle(ABC, Generic[Self]):
         self._account.missed = evidence
 
     def standing(self) -> RequestStatus:
-        """Where it is now."""
+        """The current status of the request."""
         if self._status_reader is None:
             self._status_reader = StatusReader(self.generation, self._host)
         return self._status_reader.standing(self._attempt, self._sequences, self._retry_state.attempts)
@@ -108,7 +108,7 @@ class RequestLifecycle(ABC, Generic[Self]):
 
     @abstractmethod
     def _tell_forgotten(self) -> None:
-        """No handle of it is left."""
+        """Report that no handle of the request is left."""
 
     # ---- the end of an attempt ----
 
@@ -128,7 +128,7 @@ class RequestLifecycle(ABC, Generic[Self]):
     # ---- the end ----
 
     def cancel(self, reason: str) -> None:
-        """Free everything everywhere; the sink hears nothing more."""
+        """End the request and free everything it holds, on all workers. The sink receives nothing more."""
         if self.phase is not Phase.OVER:
             self._end_attempt("cancelled", cancel=True)
             self._over("cancelled", reason)
@@ -150,7 +150,7 @@ class RequestLifecycle(ABC, Generic[Self]):
             self._sink.failed(error)
 
     def discard(self) -> None:
-        """Forget a request that never began; its sink hears nothing."""
+        """Forget a request that never began; its sink receives nothing."""
         assert self._retry_state.attempts == 0, "a request that has begun is cancelled, not discarded"
         self._over("refused", "")
 

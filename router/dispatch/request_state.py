@@ -31,7 +31,7 @@ _TIMER_SLACK_S: Final = 0.001
 
 
 class RequestState(RequestHandOff["RequestState"]):
-    """`router.generation.Running`, and the owner of its legs and positions."""
+    """The request as `router.generation.Running`, and the owner of its legs and positions."""
 
     # ---- attempts ----
 
@@ -54,7 +54,7 @@ class RequestState(RequestHandOff["RequestState"]):
         self._arm(self._give_up_at)
 
     def unplaced(self, obstacle: Unplaced) -> None:
-        """No worker can take the request now, and why."""
+        """Note that no worker can take the request now, and the `obstacle` that is the reason."""
         self._obstacle = obstacle
         if obstacle.code == "out_of_blocks":
             self.fail(endings.never_fits(obstacle))
@@ -94,7 +94,7 @@ class RequestState(RequestHandOff["RequestState"]):
     # ---- what legs tell ----
 
     def advanced(self, leg: WorkerStream, output: SequenceOutput) -> None:
-        """`leg` brought accepted positions: prefill's first tokens go to decode, finishes are counted."""
+        """Handle accepted positions of `leg`: send prefill's first tokens to decode, and count finishes."""
         assert self._attempt is not None
         self._attempt = attempt = self._hedging.decide(self._attempt, leg)
         self._account.advanced(attempt)
@@ -139,7 +139,7 @@ class RequestState(RequestHandOff["RequestState"]):
             self._restart(leg, code if code in KINDS else "internal", message)
 
     def stream_reported(self, leg: WorkerStream, report: AttemptReport) -> None:
-        """The figures of a leg, its last word once it is fenced."""
+        """Record the figures of a leg, which are the last message of a fenced leg."""
         self._account.reported(leg, report)
         if not leg.live:
             leg.close()
@@ -226,7 +226,7 @@ class RequestState(RequestHandOff["RequestState"]):
 
     @property
     def under_way(self) -> bool:
-        """Whether it was moved and has brought no token since."""
+        """Whether the request was moved and has delivered no token since."""
         return self._moved_at == self.accepted
 
     def move(self, reason: str, placement: Placement, decode: Peer, prefill: Peer | None) -> None:

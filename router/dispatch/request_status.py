@@ -41,7 +41,7 @@ class StatusReader:
         """The last attempt of which that block was seen."""
 
     def standing(self, attempt: Attempt | None, sequences: Sequences, attempts: int) -> RequestStatus:
-        """Where the request stands; without a current attempt it waits for one."""
+        """The status of the request. Without a current attempt, the request waits for one."""
         if attempt is None:
             return RequestStatus("queue", None, None, sequences.accepted, attempts)
         stage, placement = self._stage(attempt, sequences), attempt.placement

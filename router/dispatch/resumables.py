@@ -84,7 +84,7 @@ class Resumable:
 
 
 class Listening:
-    """`router.generation.Running` of one listener: when it leaves, the request goes on for a while."""
+    """The `router.generation.Running` of one listener. When the listener leaves, the request goes on for a while."""
 
     def __init__(self, resumable: Resumable, sink: Sink) -> None:
         self._resumable = resumable

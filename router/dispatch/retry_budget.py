@@ -37,7 +37,7 @@ class RetryBudget:
 
 
 def backoff_s(settings: RetrySettings, fruitless: int) -> float:
-    """Wait before the attempt that follows `fruitless` attempts in a row that brought no token: none before the
+    """Seconds to wait before the attempt that follows `fruitless` attempts in a row without a token: none before the
     first retry, then doubling."""
     if fruitless <= 1:
         return 0.0

@@ -29,7 +29,7 @@ class RetryState:
             self.excluded = (*self.excluded, (worker_id, epoch))
 
     def moved(self) -> None:
-        """The current attempt is given up for one elsewhere."""
+        """Note that the current attempt is given up for one elsewhere."""
         self._moves += 1
 
     def prompt_moved(self) -> None:
@@ -39,8 +39,8 @@ class RetryState:
         self.moved()
 
     def ended(self, code: str, message: str, *, fruitful: bool) -> TandemError | None:
-        """An attempt failed, and had brought a token or not; gives the error to end with when there were enough. That
-        a worker leaves is no failure."""
+        """Note that an attempt failed; `fruitful` says whether it had delivered a token. Returns the error to end
+        with when there were enough attempts. A worker that leaves does not count as a failure."""
         if code == "draining":
             self.moved()
             return None
@@ -51,7 +51,7 @@ class RetryState:
         return None
 
     def backoff_s(self) -> float:
-        """How long to wait before the next attempt."""
+        """Seconds to wait before the next attempt."""
         return backoff_s(self._settings, self._fruitless)
 
     def check(self) -> None:

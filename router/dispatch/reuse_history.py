@@ -30,8 +30,8 @@ class PromptOwner(msgspec.Struct, frozen=True, gc=False):
 
 
 class KnownPrefix(msgspec.Struct, frozen=True, gc=False):
-    """How many leading tokens of a prompt are known of earlier ones, whether one of those went on differently, and
-    where the last of them were."""
+    """The number of leading tokens that a prompt shares with earlier ones, whether one of those went on differently,
+    and where the last of them were."""
 
     tokens: int
     parted: bool
@@ -39,7 +39,7 @@ class KnownPrefix(msgspec.Struct, frozen=True, gc=False):
     """(tokens up to the end of a part, where this part was last)."""
 
     def where(self, token: int) -> Where | None:
-        """Where the KV of a known token was last."""
+        """The place where the KV of a known token was last."""
         return next((where for end, where in self.places if token < end), None)
 
 
@@ -88,7 +88,7 @@ class _ByToken:
 
 
 class ReuseHistory:
-    """Owned by the dispatcher, which tells it of every prompt once."""
+    """The history of prompts. The dispatcher owns it and reports every prompt to it once."""
 
     def __init__(self, bytes_max: int) -> None:
         self._tree: PrefixTree[bytes, _Tokens] = PrefixTree(_ByToken(), bytes_max)

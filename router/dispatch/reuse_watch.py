@@ -22,7 +22,7 @@ Tell = Callable[[Evidence], None]
 
 
 class _Placed(NamedTuple):
-    """A request that has been placed, and whom to tell."""
+    """A request that has been placed, and the callback that receives its evidence."""
 
     generation: Generation
     held: Mapping[str, Held]
@@ -43,8 +43,8 @@ class ReuseWatch:
         self._placed: list[_Placed] = []
 
     def placed(self, generation: Generation, held: Mapping[str, Held], placement: Placement, tell: Tell) -> None:
-        """Have `tell` called soon with what `why_missed` needs to say why some of the prompt has to be computed.
-        `held` is what workers have of it now."""
+        """Have `tell` called soon with the evidence from which `why_missed` explains why some of the prompt has to be
+        computed. `held` is what workers hold of the prompt now."""
         computing = self._fleet.peer(placement.prefill or placement.decode)
         if computing is None:
             return

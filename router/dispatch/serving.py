@@ -15,7 +15,7 @@ class Serving:
         self._proved = False
         """Whether it has once been decided if prompts can be handed off."""
         self._served = False
-        """Of watched services: the router was of use once, and stays it."""
+        """Whether a router with watched services was ready once; it then stays ready."""
 
     def check_model(self, model: str) -> None:
         """Raise `no_workers` or `model_not_found` for a model that has never been served."""

@@ -1,4 +1,4 @@
-"""How the services of a router stand, per revision and altogether: `GET /v1/revisions`."""
+"""Describes the state of a router's services, per revision and altogether: `GET /v1/revisions`."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -44,7 +44,7 @@ class ServiceListing(msgspec.Struct, frozen=True):
     prompt_tokens: int
     """Prompt tokens that placed requests were expected to have computed."""
     output_tokens: int
-    """Of requests that have ended."""
+    """Output tokens of requests that have ended."""
     unplaced: int
     """Requests that failed without ever being placed."""
 

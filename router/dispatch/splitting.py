@@ -1,4 +1,4 @@
-"""Which revisions a request may be placed on, in which order. Pure."""
+"""Determines the revisions on which a request may be placed, and their order. Pure."""
 
 from collections.abc import Collection, Iterable
 

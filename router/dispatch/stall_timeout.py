@@ -8,13 +8,13 @@ from router.dispatch.positions import Positions
 from tandem.core.deadlines import Deadlines
 
 STEPS: Final = 10
-"""How many of its steps a prompt may stand still."""
+"""The number of its steps for which a prompt may stand still."""
 _UNMEASURED_STEP_S: Final = 3.0
 """Seconds that a step is taken to last on a worker that has reported none."""
 
 
 _CALL_OFF_S: Final = 1.0
-"""How long a prefill that is given up may take to end, where a step is not longer."""
+"""Seconds that a prefill which is given up may take to end, unless a step takes longer."""
 
 
 def stall_timeout_s(step_s: float, bound_s: float, most_s: float) -> float:
@@ -24,8 +24,8 @@ def stall_timeout_s(step_s: float, bound_s: float, most_s: float) -> float:
 
 
 def call_off_s(leg: WorkerStream, deadlines: Deadlines, *, moves: bool = False) -> float:
-    """How long to wait for a prefill that is given up to end: its worker says so when its step is over. A prompt that
-    `moves` is in no step; a worker that says nothing of it for as long as this bound is lost."""
+    """Seconds to wait until a prefill that is given up ends, which its worker reports when its step is over. A prompt
+    that `moves` is in no step; a worker that reports nothing about it within this bound is lost."""
     least_s = deadlines.heartbeat_lost_s + deadlines.heartbeat_every_s if moves else _CALL_OFF_S
     return max(least_s, min(_step_s(leg), deadlines.prefill_progress_s))
 

@@ -1,8 +1,8 @@
-"""Which prompts leave a prefill worker that cannot keep up, before a token of them has been computed. Pure.
+"""Decides which prompts leave a prefill worker that cannot keep up, before a token of them has been computed. Pure.
 
-Moving such a prompt costs nothing but messages, so it goes where its first token is expected clearly earlier. A
-worker that is as busy as placement took it to be is not starved: its prompts stay, as moving them by their own time
-alone would undo what placement has weighed.
+Moving such a prompt costs nothing but messages, so it moves to where its first token is expected clearly earlier. A
+worker that is as busy as placement took it to be is not starved. Its prompts stay, since moving them by their own
+time alone would undo what placement has weighed.
 """
 
 from collections import deque
@@ -11,14 +11,16 @@ from enum import Enum
 from typing import Final
 
 MOVES_MAX: Final = 2
-"""How often the prompt of one request may leave a worker. It never comes back to one that it has left."""
+"""The number of times that the prompt of one request may leave a worker. It never returns to a worker that it has
+left."""
 _LATER: Final = 2.0
 """The first token is clearly later where it takes so many times as long as elsewhere,"""
 _LATER_S: Final = 1.0
 """and so many seconds more."""
 _SOON_S: Final = 2.0
 _SPARE_S: Final = 5.0
-"""A prompt is looked at once a heartbeat, so it may stay until so much time is left, and still be moved."""
+"""Seconds to spare that let a prompt stay where it is: a prompt is looked at once a heartbeat, so it can still be
+moved later."""
 _HOPELESS: Final = 1.5
 """A request is refused where its answer is expected to take so many times as long as its client waits."""
 _WINDOW_S: Final = 10.0
@@ -27,8 +29,8 @@ _WINDOW_LEAST_S: Final = 2.0
 
 @dataclass
 class PrefillRate:
-    """How fast a worker computes the prompts that wait there, whatever its steps say: one that gets little time, or
-    loses time between steps, looks fast by these."""
+    """The rate at which a worker computes the prompts that wait there, whatever its steps say: a worker that gets
+    little time, or loses time between steps, looks fast by its steps."""
 
     _gains: deque[tuple[float, int]] = field(default_factory=deque)
     """The times at which the worker was seen to have computed more than before, each with its total of computed
@@ -36,7 +38,8 @@ class PrefillRate:
     _now: float = 0.0
 
     def look(self, now: float, computed: int, waiting: int) -> None:
-        """So many prompt tokens have been computed there in all, and so many prompts wait."""
+        """Note that `computed` prompt tokens have been computed on the worker in all, and that `waiting` prompts
+        wait."""
         gains, self._now = self._gains, now
         if not waiting or (gains and computed < gains[-1][1]):
             # It has had nothing to do, or what it had computed of a prompt that was cancelled counts no more.
@@ -69,7 +72,7 @@ class WaitingPrompt:
     answer_s: float
     left_s: float
     moves: int = 0
-    """How often it was moved already."""
+    """The number of times that the prompt was moved already."""
 
     @property
     def in_time(self) -> bool:
@@ -88,8 +91,9 @@ class WaitingPrompt:
 
 @dataclass(frozen=True)
 class AlternativeWorker:
-    """Another place. `first_s` is until the first token there, `others_s` what others lose by the prompt, `answer_s`
-    what the answer takes, `computing_s` what its worker does for the prompt."""
+    """Another place for a prompt. In seconds, `first_s` is the time to the first token there, `others_s` the loss of
+    other requests by the prompt, `answer_s` the time of the answer, and `computing_s` the worker's time for the
+    prompt."""
 
     name: str
     first_s: float
@@ -133,8 +137,9 @@ def decide_move(waits: WaitingPrompt, elsewhere: AlternativeWorker | None, patie
 
 
 def decide_last_resort(waits: WaitingPrompt, elsewhere: AlternativeWorker | None) -> PromptDecision:
-    """For a prompt whose client is not sure to have its answer in time from here: whether it goes to another place
-    where it is earlier and in time, however little earlier and whatever others lose, or is refused."""
+    """Decide on a prompt whose client is not sure to have its answer in time from here. The prompt moves to another
+    place where it is earlier and in time, however little earlier and whatever others lose. Otherwise it stays or is
+    refused."""
     if waits.in_time:
         return PromptDecision(PromptAction.STAY, "its client will have its answer in time")
     told = f"its first token is expected in {waits.here_s:.1f} s, its client waits {waits.left_s:.1f} s more"

@@ -37,9 +37,9 @@ def send_attempt(
     *,
     peer: Callable[[str], Peer | OrphanedHolder | None],
 ) -> None:
-    """`Submit` to every leg, with `left_s` until the request's deadline and leases under fresh ids. Workers keep
-    `kept`, the answer of a resumable request so far. `peer` gives the live incarnation of a worker, or
-    a holder that is known without a link."""
+    """Send `Submit` to every leg, with `left_s` until the request's deadline and leases under fresh ids. Workers keep
+    `kept`, the answer of a resumable request so far. `peer` gives the live incarnation of a worker, or a holder that
+    is known without a link."""
     prefill, decode = attempt.prefill, attempt.decode
     keep = _NOTHING_KEPT if generation.resume is None else _keepsake(tools, generation, attempt, kept)
     trace = TraceContext(generation.trace.trace_id, attempt.span_id, generation.trace.sampled).header()
@@ -67,7 +67,7 @@ def _keepsake(
 def _remote(
     tools: DispatchDeps, generation: Generation, holder: Peer, export: Export, left_s: float, path: str
 ) -> RemoteKv:
-    """Where the blocks are: the transport that carried last between the two is tried first."""
+    """The location of the blocks. The transport that last carried blocks between the two workers is tried first."""
     ticket = _ticket(tools, generation, holder, export.lease_id, export.decode_epoch, left_s)
     return RemoteKv(holder.worker_id, holder.epoch, holder.addresses_by(path), export.lease_id, ticket)
 
@@ -80,7 +80,8 @@ def _sources(
     left_s: float,
     peer: Callable[[str], Peer | OrphanedHolder | None],
 ) -> tuple[Source, ...]:
-    """From whom the worker that computes the prompt may fetch, as placement chose; who has gone since is left out."""
+    """The sources from which the worker that computes the prompt may fetch, as placement chose. Holders that have
+    gone since are left out."""
     if not attempt.placement.sources:
         return ()
     sources = []

@@ -9,9 +9,9 @@ from tandem.core.errors import KINDS
 from tandem.core.slo import Latency, Slo
 
 _NOT_ITS_FAULT: Final = frozenset(("draining", "slow_client"))
-"""Of the router that stops, or of the client."""
+"""Error codes that are the fault of a router that stops, or of the client, and not of the service."""
 _REVISIONS_MAX: Final = 1024
-"""Of all models; the oldest are forgotten beyond it."""
+"""Upper bound on the kept revisions of all models; beyond it the oldest are forgotten."""
 
 
 class EndedRequest(NamedTuple):
@@ -30,9 +30,9 @@ class EndedRequest(NamedTuple):
 
 @dataclass
 class ModelTally:
-    """Of one model; all of these only grow. `prompt_tokens` are those that placed requests were expected to have
-    computed, `output_tokens` those of requests that have ended, `unplaced` requests that the service failed before
-    any worker had them."""
+    """The counts of one model; all of these only grow. `prompt_tokens` are those that placed requests were expected
+    to have computed, `output_tokens` those of requests that have ended, `unplaced` requests that the service failed
+    before any worker had them."""
 
     requests: int = 0
     prompt_tokens: int = 0

@@ -34,7 +34,8 @@ class Summary(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What was known, when the request was first placed, of why no more of its prompt was cached."""
 
     def why_missed(self) -> Reason | None:
-        """As known when it was placed, unless the worker then found less than was counted on."""
+        """The reason why no more was cached, as known when the request was placed, unless the worker then found less
+        than placement counted on."""
         if self.cached is None or self.cached >= self.cached_expected:
             return None if self.missed is None else why_missed(self.missed)
         sentence = f"{self.cached_expected} cached tokens were counted on, and {self.cached} were there in the end"
@@ -42,7 +43,7 @@ class Summary(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Wait(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Between admission and the first attempt."""
+    """The wait between admission and the first attempt."""
 
     start: float
     end: float

@@ -24,7 +24,7 @@ class Others(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Under what else the first block of a prompt is known, though not under the request's own root."""
 
     salt: bool = False
-    """Another cache salt of the same tenant."""
+    """Whether the block is known under another cache salt of the same tenant."""
     revision: bool = False
     variant: bool = False
     """Whether the block is known under the same revision with another LoRA or KV format."""

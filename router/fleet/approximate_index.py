@@ -11,14 +11,14 @@ from typing import NamedTuple
 
 
 class IndexChange(NamedTuple):
-    """How what is guessed of a worker has changed."""
+    """The change in the blocks that a worker is guessed to hold."""
 
     stored: list[bytes]
     removed: list[bytes]
 
 
 class ApproximateIndex:
-    """One worker incarnation's. A name is given up `ttl_s` after it was last used."""
+    """The guessed blocks of one worker incarnation. A name is dropped `ttl_s` after its last use."""
 
     def __init__(self, names_max: int, ttl_s: float) -> None:
         self._names_max = names_max

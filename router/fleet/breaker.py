@@ -1,14 +1,14 @@
-"""The circuit breaker of one pair: whether a decode worker may be told to pull from a prefill worker.
+"""Implements the circuit breaker of one pair: whether a decode worker may pull from a prefill worker.
 
     unproven ──ok──► closed ──a transfer failed──► doubted ──canary ok──► closed, or open if k transfers failed lately
         └──failed──► open ◄──canary failed────────────┘
                       └──back-off──► half-open ──canary ok──► closed
                                          └──canary failed──► open, for twice as long
 
-The first failure already asks for a canary, which has an answer in milliseconds where the path is well; until then
-traffic takes other ways. So a path that is dead costs the requests that were on it, and no more. Counting is for
-paths that carry canaries and lose transfers. Only a canary closes a pair, and there is never more than one under way.
-Pure: time comes in, nothing is sent here.
+The first failure already triggers a canary, which is answered within milliseconds on a healthy path. Until then
+traffic takes other paths, so a dead path costs only the requests that were on it. Failures are counted for paths that
+carry canaries and lose transfers. Only a canary closes a pair, and there is never more than one under way. Pure: time
+is passed in, and nothing is sent here.
 """
 
 from collections import deque
@@ -37,7 +37,7 @@ class State(Enum):
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a transfer or a canary ended. `code` is empty when it brought everything."""
+    """The outcome of a transfer or a canary. `code` is empty when it brought everything."""
 
     path: str
     code: str = ""
@@ -93,7 +93,8 @@ class Breaker:
             self._open(outcome, now)
 
     def transferred(self, outcome: Outcome, now: float) -> None:
-        """A transfer of a request has ended. One that began before the pair opened says nothing new."""
+        """Note that a transfer of a request has ended. A transfer that began before the pair opened adds no
+        information."""
         if self.state not in (State.CLOSED, State.DOUBTED):
             return
         if outcome.code in FAULTS:
@@ -146,7 +147,7 @@ class Breaker:
         self._due_at = now + self._next_wait_s()
 
     def _bar(self, reason: str) -> None:
-        """No traffic, and why."""
+        """Bar traffic from the pair, for `reason`."""
         self.view.usable, self.view.reason = False, reason
 
     def _next_wait_s(self) -> float:

@@ -62,8 +62,8 @@ class Fleet:
         shared: SharedIndex | None = None,
         knowledge: Callable[..., BlockKnowledge] = BlockKnowledge,
     ) -> None:
-        """Without a `prober` every pair of workers is trusted; without `shared` only links tell of blocks.
-        `knowledge` makes what is known of them, from the arguments of `BlockKnowledge`."""
+        """Without a `prober`, every pair of workers is trusted; without `shared`, only links report blocks.
+        `knowledge` makes the knowledge of blocks, from the arguments of `BlockKnowledge`."""
         self._dialer = dialer
         self._clock = clock
         self._deadlines = deadlines
@@ -117,7 +117,7 @@ class Fleet:
         return self._revisions.get(model, ())
 
     def leading(self, names: Sequence[bytes]) -> dict[str, Held]:
-        """How many leading names each worker has, and where."""
+        """The number of leading names that each worker holds, and where it holds them."""
         return self.blocks.leading(names)
 
     @property
@@ -126,7 +126,7 @@ class Fleet:
         return self._prober.views if self._prober is not None else None
 
     def want(self, pairs: Iterable[Key]) -> None:
-        """Placement would have looked at these pairs, had they been proved."""
+        """Ask for proof of these pairs, which placement would have looked at had they been proved."""
         if self._prober is not None:
             self._prober.want(pairs)
 
@@ -146,7 +146,7 @@ class Fleet:
     # ---- membership ----
 
     def set_members(self, addresses: Iterable[str]) -> None:
-        """From now on these workers, and no others, are wanted. Links to the others end."""
+        """Set the wanted workers, which replace all earlier ones. Links to the others end."""
         wanted = dict.fromkeys(addresses)
         for address in [address for address in self._members if address not in wanted]:
             task = self._members.pop(address)
@@ -161,7 +161,7 @@ class Fleet:
         self.services.renew(self._hellos.values())
 
     def set_services(self, facts: Iterable[ServiceFacts], members: Iterable[MemberFacts]) -> None:
-        """From now on these services, and no others, with what is known of their members."""
+        """Set the services, which replace all earlier ones, with what is known of their members."""
         self.services.tell(facts, members)
         self.services.renew(self._hellos.values())
         for peer in self.peers():
@@ -170,7 +170,8 @@ class Fleet:
             self._listener.services_changed()
 
     def set_drains(self, within_s: Mapping[str, float]) -> None:
-        """These members, by address, are to leave within so many seconds. Each is asked once on every link."""
+        """Set the members, by address, that are to leave, each within its number of seconds. Each is asked once on
+        every link."""
         fresh = {address: bound for address, bound in within_s.items() if self._drains.get(address) != bound}
         self._drains = dict(within_s)
         for peer in self.peers():
@@ -178,7 +179,8 @@ class Fleet:
                 peer.send(Drain(fresh[peer.address]))
 
     def set_split(self, model: str, split: SplitRecord) -> None:
-        """From now on these of a model's `auto` workers take prompts for others, and the others answer."""
+        """Put a split into force: the `auto` workers of a model that it names take prompts for others, and the others
+        answer."""
         self._splits[model] = split
         for view in self.views(model):
             if view.role == SPLIT_ROLE:

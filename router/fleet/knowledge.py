@@ -30,7 +30,7 @@ class LiveWorkers(NamedTuple):
 
 
 class BlockKnowledge:
-    """Without `shared` only links tell of blocks."""
+    """The knowledge of which workers hold which blocks. Without `shared`, only links report blocks."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class BlockKnowledge:
                 await asyncio.sleep(0)
 
     def leading(self, names: Sequence[bytes]) -> dict[str, Held]:
-        """How many leading names each holder has, where, and how that is known."""
+        """The number of leading names that each holder has, where it has them, and how that is known."""
         held = self.index.longest(names)
         for worker_id in self._approximate_indexes:
             if worker_id in held:
@@ -77,7 +77,8 @@ class BlockKnowledge:
     # ---- guesses ----
 
     def sent(self, peer: Peer, names: Sequence[bytes]) -> None:
-        """A prompt of these blocks goes to a worker. Only counts for one that tells of no events."""
+        """Note that a prompt of these blocks goes to a worker. This only counts for a worker that reports no
+        events."""
         if peer.hello.kv_events or not peer.alive:
             return
         guesses = self._approximate_indexes.get(peer.worker_id)
@@ -120,6 +121,6 @@ class BlockKnowledge:
         return [worker_id for worker_id, peer in self._peers.items() if peer.feed.last is not None]
 
     def _is_news(self, holder: str, told: RedisHolder) -> bool:
-        """Whether no link tells more: there is none, or its feed has a gap now."""
+        """Whether no link reports more than the shared index: there is no link, or its feed has a gap now."""
         peer = self._peers.get(holder)
         return peer is None or (peer.epoch == told.hello.epoch and peer.feed.last is None)

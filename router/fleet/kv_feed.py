@@ -69,7 +69,7 @@ class KvFeed:
         return None if self._count is None or self._snapshot is not None else (self._epoch, self._count)
 
     def take(self, update: KvDelta | KvSnapshot) -> tuple[Action, ...]:
-        """The actions an event asks for, in order."""
+        """The actions that an event requires, in order."""
         if update.epoch != self._epoch:
             return self._lost(f"an event of epoch {update.epoch:x} came from epoch {self._epoch:x}")
         if isinstance(update, KvSnapshot):

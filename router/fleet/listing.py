@@ -56,12 +56,14 @@ class WorkerListing(msgspec.Struct, frozen=True):
     load: "LoadListing | None" = None
     """The worker's load; None before it has reported any."""
     ready_for_s: float | None = None
-    """How long this router has known it to be ready; None while it is not."""
+    """Seconds for which this router has known the worker to be ready; None while it is not."""
     takes_prompts: bool = False
-    """Whether it computes prompts that others answer: as its role says, or for role `auto` the split in force."""
+    """Whether the worker computes prompts that others answer: by its role, or for role `auto` by the split in
+    force."""
 
     def for_tenants(self) -> "WorkerListing":
-        """Without where it is reached, and without what others have asked of it."""
+        """The listing without the worker's address, and without its load, which shows what others have asked of
+        it."""
         return msgspec.structs.replace(self, address="", load=None)
 
 
@@ -99,7 +101,7 @@ def listing(
 
 
 def _placed(worker: WorkerListing, member: MemberFacts | None) -> WorkerListing:
-    """With the service and pool it is known to belong to."""
+    """The listing with the service and pool to which the worker is known to belong."""
     return worker if member is None else msgspec.structs.replace(worker, service=member.service, pool=member.pool)
 
 
@@ -156,7 +158,8 @@ def _worker(hello: Hello, address: str, state: str, reason: str, pairs: tuple[Pa
 
 
 def _kv_path(addresses: tuple[str, ...]) -> str:
-    """The preferred transport. `nixl` tells in its address what it runs over, `tcp` whether it is encrypted."""
+    """The preferred transport. The address of `nixl` says what it runs over, that of `tcp` whether it is
+    encrypted."""
     scheme, _, rest = addresses[0].partition("://") if addresses else ("", "", "")
     fabric = rest.partition("/")[2] if scheme in ("nixl", "tcp") else ""
     return f"{scheme}/{fabric}" if fabric else scheme

@@ -1,7 +1,9 @@
-"""Holders of blocks that a shared index tells of: those this router has no link to, or whose feed it has lost.
+"""Tracks holders of blocks that a shared index reports: those to which this router has no link, or whose feed it has
+lost.
 
-A request asks the index before it is placed, within a few milliseconds, and only while there is such a holder;
-placing then finds the answer here. Strangers are never placed on: they are sources to fetch from.
+A request asks the index before it is placed, within a few milliseconds, and only while there is such a holder.
+Placement then finds the answer here. No request is ever placed on a holder without a link: it is only a source to
+fetch from.
 """
 
 from collections import OrderedDict
@@ -28,7 +30,8 @@ class SharedIndex(Protocol):
         ...
 
     async def longest(self, names: Sequence[bytes], service: str = "") -> Mapping[str, RedisHolder]:
-        """How far each holder of a service's blocks gets. Bounded, and empty whenever something is wrong."""
+        """The number of leading names that each holder of a service's blocks has. The call is bounded, and its result
+        is empty whenever something is wrong."""
         ...
 
 
@@ -45,7 +48,8 @@ class OrphanedHolder:
         return cls(hello.worker_id, hello.epoch, hello.addresses)
 
     def addresses_by(self, path: str) -> tuple[str, ...]:
-        """Where its blocks can be pulled, in its own order but for transport `path`, which comes first."""
+        """The addresses from which the holder's blocks can be pulled, in the holder's own order except that transport
+        `path` comes first."""
         return tuple(sorted(self.addresses, key=lambda address: address.partition("://")[0] != path))
 
 

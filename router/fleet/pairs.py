@@ -1,7 +1,8 @@
-"""All pairs of prefill and decode workers that a router keeps: which there are, and whose canary is due. Pure.
+"""Keeps all pairs of prefill and decode workers of a router: which pairs there are, and whose canary is due. Pure.
 
-A worker that joins is paired with a bounded number of partners at once, so that the first request finds proved pairs;
-every other pair is made when placement has looked at it. So canaries grow with the fleet, not with its square.
+A worker that joins is paired with a bounded number of partners at once, so that the first request finds proved pairs.
+Every other pair is made when placement has looked at it. The number of canaries therefore grows with the fleet, not
+with its square.
 """
 
 import heapq
@@ -87,7 +88,7 @@ class PairRegistry:
         self._tidy()
 
     def want(self, keys: Iterable[Key], now: float) -> bool:
-        """Placement has looked at these pairs in vain; whether one of them is new."""
+        """Make the pairs that placement has looked at in vain. Returns whether one of them is new."""
         made = False
         for prefill, decode in keys:
             one, other = self._seats.get(prefill), self._seats.get(decode)
@@ -162,7 +163,7 @@ class PairRegistry:
     # -- figures --
 
     def counts(self) -> dict[str, int]:
-        """How many pairs are in each state."""
+        """The number of pairs in each state."""
         counts = {state.value: 0 for state in State}
         for breaker in self._breakers.values():
             counts[breaker.state.value] += 1
@@ -174,9 +175,10 @@ class PairRegistry:
         return tuple(seat.pairs) if seat is not None else ()
 
     def unproven(self) -> str | None:
-        """Why no prompt could be handed off although there are workers for it, as long as no canary has said
-        anything: None when a pair carries, when every canary has ended at least once, or without pairs. Nothing
-        waits for pairs of workers that can do both: until these are proved each computes its prompts itself."""
+        """Why no prompt could be handed off although there are workers for it, as long as no canary has given a
+        result. None when a pair is usable, when every canary has ended at least once, or without pairs. Pairs of
+        workers that can do both are not waited for: until these are proved, each worker computes its prompts
+        itself."""
         breakers = [each for key, each in self._breakers.items() if not self._seats[key[0]].partner.either]
         if any(breaker.view.usable for breaker in breakers) or all(breaker.tried for breaker in breakers):
             return None

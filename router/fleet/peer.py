@@ -44,7 +44,7 @@ class Target(Protocol):
     def on_report(self, report: AttemptReport) -> None: ...
 
     def on_transferred(self, code: str) -> None:
-        """The fetch has ended, with whatever it brought; `code` is empty when that was everything."""
+        """Note that the fetch has ended, with whatever it brought; `code` is empty when it brought everything."""
         ...
 
     def on_progress(self, now: float, tokens: int) -> None:
@@ -68,11 +68,11 @@ class PeerListener(Protocol):
         ...
 
     def left(self, peer: "Peer", reason: str) -> None:
-        """A worker cannot be used any more; its handles are gone and their targets were told."""
+        """Note that a worker cannot be used any more. Its handles are gone and their targets have been notified."""
         ...
 
     def drains(self, peer: "Peer") -> None:
-        """A worker takes no new work; what runs there goes on."""
+        """Note that a worker takes no new work, while its running work goes on."""
         ...
 
     def loaded(self, peer: "Peer", load: Load) -> None:
@@ -149,7 +149,7 @@ class Peer:
         return handle
 
     def pass_on(self, handle: int, target: Target) -> int:
-        """From now on messages under the handle go to another target."""
+        """Send later messages under the handle to another target."""
         assert handle in self._targets, f"handle {handle} of {self.worker_id} is not open"
         self._targets[handle] = target
         return handle
@@ -163,7 +163,8 @@ class Peer:
         return tuple(self._targets.items())
 
     def addresses_by(self, path: str) -> tuple[str, ...]:
-        """Where its blocks can be pulled, in its own order but for transport `path`, which comes first."""
+        """The addresses from which the worker's blocks can be pulled, in the worker's own order except that transport
+        `path` comes first."""
         found = self._addresses.get(path)
         if found is None:
             addresses = self.hello.addresses
@@ -184,7 +185,8 @@ class Peer:
         self.link.state.send(SnapshotRequest())
 
     def take(self, messages: tuple[RouterMessage, ...], now: float) -> tuple[News, ...]:
-        """Hand the messages of one frame to their targets; gives what the worker says of itself, already in its view.
+        """Deliver the messages of one frame to their targets. Returns what the worker reports about itself, which is
+        already in its view.
 
         Raises `stale_epoch` when the worker is another incarnation, `protocol_mismatch` on a second `Hello`.
         """

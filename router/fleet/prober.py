@@ -1,7 +1,7 @@
-"""Sends canaries: asks a decode worker to pull from a prefill worker, and tells the book of pairs how that went.
+"""Sends canaries: asks a decode worker to pull from a prefill worker, and reports the outcome to the pair registry.
 
-A canary is a request of the router's own (`tandem.core.canary`), with a lease and a ticket like any other. Runs on
-asyncio only.
+A canary is a request of the router's own (`tandem.core.canary`), with a lease and a ticket like any other. The prober
+runs on asyncio only.
 """
 
 import asyncio
@@ -39,7 +39,8 @@ _OVERDUE: Final = "deadline_exceeded"
 
 
 class PairProber:
-    """Owns the pairs of one router. The fleet tells it of workers and transfers; `run` sends what is due."""
+    """Owns the pairs of one router. The fleet reports workers and transfers to it; `run` sends the canaries that are
+    due."""
 
     def __init__(
         self,
@@ -95,7 +96,7 @@ class PairProber:
         self._wake.set()
 
     def want(self, keys: Iterable[Key]) -> None:
-        """Placement would have looked at these pairs."""
+        """Ask for proof of these pairs, which placement would have looked at."""
         if self.book.want(keys, self._clock.now()):
             self._wake.set()
 
@@ -266,4 +267,4 @@ class CanaryStream:
         self._trip.on_end(self._trip, Outcome("", failure.code, f"{self.peer.worker_id}: {failure.message}"))
 
     def on_lost(self, reason: str) -> None:
-        """The worker is gone; the fleet says so too, which ends the canary."""
+        """Ignored: the fleet also reports that the worker is gone, which ends the canary."""

@@ -84,7 +84,8 @@ class ReconnectTracker:
         workers.here[view.worker_id] = generates
 
     def lost(self, views: Iterable[WorkerView], now: float) -> None:
-        """These workers were lost together; who said before that it leaves is not expected back."""
+        """Note that these workers were lost together. A worker that had announced its leaving is not expected
+        back."""
         for view in views:
             workers = self._models.get(view.model)
             if workers is not None and view.worker_id in workers.here:

@@ -1,4 +1,4 @@
-"""How long a router waits between two dials of one member."""
+"""Determines how long a router waits between two dials of one member."""
 
 import asyncio
 
@@ -25,7 +25,7 @@ class Redial:
             self._wait_s = self._settings.redial_first_s
 
     async def pause(self) -> None:
-        """Until the next dial."""
+        """Wait until the next dial."""
         try:
             async with asyncio.timeout(self._wait_s):
                 await self._answers.wait()

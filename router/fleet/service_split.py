@@ -32,9 +32,9 @@ _LEASE: Final = LeaseSettings()
 _RENEW_S: Final = 5.0
 _TICK_S: Final = 1.0
 _PAUSE_S: Final = 0.004
-"""Between two slices of a look: requests come first."""
+"""Seconds between two slices of a look, so that requests come first."""
 _SOON_S: Final = 0.05
-"""After a change of workers a look begins so soon, as others may join or leave with it,"""
+"""Seconds from a change of workers to the look that it causes, as other workers may join or leave with it,"""
 _APART_S: Final = 0.5
 """but not sooner than this after the one before."""
 _SHARE: Final = 0.2
@@ -77,11 +77,12 @@ class ServiceSplit:
         self._slice_timer: asyncio.TimerHandle | None = None
         self._next_look = 0.0
         self._settled_at = 0.0
-        """From then on traffic may ask for a look before its time."""
+        """The time from which traffic may cause a look before the next one is due."""
         self._last_look = float("-inf")
         self._renew_at = 0.0
         self._share: float | None = None
-        """Of the service's requests, what comes by this router; None until something of it was seen."""
+        """The share of the service's requests that comes through this router; None until some of them have been
+        seen."""
         self._draining = False
         self._moves = 0
         self._left_out = ""
@@ -218,7 +219,7 @@ class ServiceSplit:
             self._slice_timer = None
 
     def _decided(self, split: Split, now: float) -> None:
-        """This is in force from now on, for every router."""
+        """Put this split into force from now on, for every router."""
         here = {view.worker_id for view in self._members()}
         prefills = tuple(sorted(split.prefills & here))
         before = self._record
@@ -297,7 +298,8 @@ class ServiceSplit:
         return [view for view in self._fleet.views(self.model) if view.role == ROLE]
 
     def _learned_share(self, views: tuple[WorkerView, ...]) -> float:
-        """Of the service's requests, what comes by this router: as of the sequences on these workers."""
+        """The share of the service's requests that comes through this router, as learned from the sequences on these
+        workers."""
         here, everywhere = sum(view.sequences_in_flight for view in views), sum(view.sequences for view in views)
         if here:
             observed = here / everywhere
@@ -317,7 +319,7 @@ class ServiceSplit:
     # ---- showing ----
 
     def outlook(self) -> FleetOutlook:
-        """As of now."""
+        """The outlook of the service as of now."""
         record, services, now = self._record, self._fleet.services, self._clock.now()
         workers, facts, slo = [view.worker_id for view in self._members()], services.of(self.model), None
         slo = services.slo(self.model)

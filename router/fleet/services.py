@@ -29,9 +29,9 @@ class ServiceFacts:
     weights: Weights | None = None
     """None while no revision has any: then all may be used."""
     queue_s: float | None = None
-    """How long a request waits for a worker."""
+    """Seconds that a request waits for a worker."""
     policy: str | None = None
-    """By what a worker is chosen (`router.placement.policies`)."""
+    """The policy that chooses a worker (`router.placement.policies`)."""
     slo: Slo = UNBOUND
     """The objective that a request must meet."""
     context_tokens: int = _CONTEXT_UNKNOWN
@@ -40,7 +40,7 @@ class ServiceFacts:
     features: tuple[str, ...] = ()
     """Like the context, of workers that have not been seen yet (`tandem.core.messages.Hello.features`)."""
     aliases: tuple[str, ...] = ()
-    """Other names that clients may ask for the model by."""
+    """Other names by which clients may request the model."""
     index: str = ""
     """The name under which a shared index records the service's blocks; empty for the name in the index's own
     settings."""
@@ -57,7 +57,8 @@ class MemberFacts(NamedTuple):
 
 
 class ServiceRegistry:
-    """Owned by the fleet, which tells it who has introduced himself; `of` is asked for every request."""
+    """The services of a router. The fleet owns it and passes on which members have introduced themselves; `of` is
+    called for every request."""
 
     def __init__(self) -> None:
         self._facts: dict[str, ServiceFacts] = {}
@@ -65,14 +66,14 @@ class ServiceRegistry:
         self.watched = False
         """Whether services are watched at all."""
         self.told = False
-        """Whether they have been told at least once."""
+        """Whether the services have been reported at least once."""
         self.awaited = False
-        """Whether any member is said to be ready."""
+        """Whether any member is reported ready."""
         self.default_slo = DEFAULT
         """Supplies the bounds of TTFT and TPOT that a service does not set."""
         self._members: Mapping[str, MemberFacts] = {}
         self.known: Mapping[str, Hello] = {}
-        """For each model, how a worker of it that decodes introduced itself."""
+        """For each model, the `Hello` of a worker that decodes for it."""
         self.served: tuple[ServedModel, ...] = ()
         """The models that clients may ask for, and the LoRA adapters beside them."""
 
@@ -81,7 +82,7 @@ class ServiceRegistry:
         return self._facts.get(model)
 
     def queue_s(self, model: str, otherwise: float) -> float:
-        """How long a request for a model waits for a worker."""
+        """Seconds that a request for a model may wait for a worker; `otherwise` where its service does not say."""
         facts = self._facts.get(model)
         return otherwise if facts is None or facts.queue_s is None else facts.queue_s
 
@@ -109,7 +110,7 @@ class ServiceRegistry:
         return self._members.get(address)
 
     def tell(self, facts: Iterable[ServiceFacts], members: Iterable[MemberFacts]) -> None:
-        """From now on these services, and no others. The caller has `renew` follow."""
+        """Replace all services and members by these. The caller has to call `renew` next."""
         self._facts = {each.model: each for each in facts}
         self._remembered = {model: each for model, each in self._remembered.items() if model in self._facts}
         self._members = {member.address: member for member in members}
@@ -140,7 +141,7 @@ class ServiceRegistry:
         return tuple(self._as_told(each) for each in self._remembered.get(model, unseen))
 
     def _as_told(self, served: ServedModel) -> ServedModel:
-        """With what only its service says."""
+        """The model with what only its service states."""
         facts = self._facts.get(served.base)
         if facts is None:
             return served

@@ -32,16 +32,16 @@ class FleetOutlook(msgspec.Struct, frozen=True):
     """Milliseconds that steps beside running sequences may take; None where nothing bounds them."""
     why: str
     since_s: float
-    """For how long this split has been in force."""
+    """Seconds for which this split has been in force."""
     decides: str
     """The router that decides; empty while none does."""
     decides_here: bool
     """Whether that is the one that was asked."""
     moves: int
-    """How many workers have changed what they take, since that router decides."""
+    """How often a worker has changed what it takes since the deciding router began to decide."""
     forecast_error: float | None
     """Mean difference of the attainment that was forecast from the one that was observed; None while unknown."""
     outlooks: tuple[SplitOptionListing, ...]
-    """Of the ways that were compared last, the best first."""
+    """The expected outcomes of the ways that were compared last, the best first."""
     objective: dict[str, float]
     """The bounds that requests must meet, in seconds."""

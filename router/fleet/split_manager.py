@@ -27,7 +27,7 @@ from tandem.core.metrics import Meter
 from tandem.core.slo import Latency
 
 _NO_FAULT: Final = frozenset(("cancelled", "draining", "slow_client", "taken_over"))
-"""Of the client, or of a router that stops."""
+"""Outcomes that are caused by the client or by a router that stops."""
 _FAULT_FROM: Final = 429
 """HTTP statuses below are the client's fault."""
 
@@ -138,7 +138,8 @@ class SplitManager:
     # ---- showing ----
 
     def outlooks(self, models: Collection[str] = ()) -> tuple[FleetOutlook, ...]:
-        """Of these models, or of all if none is named, in order of their names, where there are such workers."""
+        """The splits of these models, or of all models if none is named, in order of their names. Models without
+        `auto` workers are left out."""
         chosen = [model for model in sorted(self._services) if not models or model in models]
         outlooks = (self._services[model].outlook() for model in chosen)
         return tuple(outlook for outlook in outlooks if outlook.workers)

@@ -31,7 +31,7 @@ class StateReader:
         self._listener = listener
 
     async def run(self) -> None:
-        """Until the link ends, which raises `link_lost`."""
+        """Apply the worker's updates until the link ends, which raises `link_lost`."""
         while True:
             for update in await self._peer.link.state.receive():
                 if isinstance(update, Load):

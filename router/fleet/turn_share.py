@@ -1,7 +1,7 @@
-"""How many outputs the router hands to its streams in one turn of the event loop, over all workers.
+"""Bounds how many outputs the router hands to its streams in one turn of the event loop, over all workers.
 
-A step of thousands of sequences comes in one frame, and to write all of their tokens takes tens of milliseconds in
-which nothing else gets a turn. So they are written in slices, in order, with turns of everybody else between.
+A step of thousands of sequences comes in one frame, and writing all of their tokens takes tens of milliseconds in
+which nothing else gets a turn. So they are written in slices, in order, with turns for all other work in between.
 """
 
 import asyncio

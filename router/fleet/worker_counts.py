@@ -1,4 +1,4 @@
-"""How many workers there are in which state, and which ones are fenced: lost for silence or for an epoch that was
+"""Counts the workers in each state, and keeps those that are fenced: lost for silence or for an epoch that was
 refused, and not admitted again."""
 
 from collections.abc import Iterable
@@ -41,7 +41,7 @@ class WorkerCounts:
         return tuple(self._fenced.values())
 
     def fence(self, address: str, hello: Hello, reason: str) -> None:
-        """From now on until `clear` this member is counted as fenced."""
+        """Count this member as fenced from now on until `clear`."""
         self._fenced[address] = Fenced(address, hello, reason)
 
     def clear(self, address: str) -> None:

@@ -1,8 +1,9 @@
-"""One client's HTTP/1.1 connection: bytes to requests, one response after the other, and how long each may take.
+"""One client's HTTP/1.1 connection: turns bytes into requests, sends one response after the other, and bounds how
+long each may take.
 
-A client that has sent its next request early waits for its turn, and is still heard when it hangs up. What a client
-can make the router hold or wait for is bounded: the head of a request in size and time, requests sent early in
-number, the rest of a finished response in time.
+A client that has sent its next request early waits for its turn, and is still noticed when it hangs up. Everything
+that a client can make the router hold or wait for is bounded: the head of a request in size and time, requests sent
+early in number, the rest of a finished response in time.
 """
 
 import asyncio
@@ -30,7 +31,7 @@ _KEEP_ALIVE_S: Final = 75.0
 _HEAD_S: Final = 30.0
 _HEAD_BYTES_MAX: Final = 65_536
 _LAST_BYTES_S: Final = 30.0
-"""How long a finished response may wait for a client that does not read it."""
+"""Seconds that a finished response may wait for a client that does not read it."""
 _PIPELINED_MAX: Final = 16
 _ASGI: Final = {"version": "3.0", "spec_version": "2.3"}
 _RESET: Final = struct.pack("ii", 1, 0)

@@ -1,4 +1,4 @@
-"""How many connections the router's listening sockets may have open, within the descriptors of its process."""
+"""Bounds how many connections the router's listening sockets may have open, within the descriptors of its process."""
 
 from dataclasses import dataclass
 from typing import Final

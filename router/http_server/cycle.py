@@ -9,7 +9,7 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 
 _BODY_BYTES_AHEAD: Final = 65_536
-"""Of a body the application has not asked for yet, how much is read before TCP makes the client wait."""
+"""Bytes of a body that are read before the application asks for them; beyond these, TCP makes the client wait."""
 
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 _STATUS_LINES: Final = {int(status): f"HTTP/1.1 {int(status)} {status.phrase}\r\n".encode() for status in HTTPStatus}
@@ -49,7 +49,8 @@ class RequestHead:
 
 
 class RequestResponseCycle:
-    """`scope` is ASGI's. The connection feeds the request in with `feed` and `ended`, or says `gone`."""
+    """One request and its response. `scope` is ASGI's. The connection feeds the request in with `feed` and `ended`,
+    or reports with `gone` that the client is gone."""
 
     __slots__ = (
         "_body",

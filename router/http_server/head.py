@@ -11,7 +11,7 @@ _HOST: Final = re.compile(rb"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~!$&'()*+;=%-]*)(
 
 
 def head_fault(version: str, headers: Sequence[tuple[bytes, bytes]]) -> Refusal | None:
-    """How a request with such a head is refused, None if it is not. Names of headers are in lower case."""
+    """The refusal of a request with such a head; None if the head is valid. Header names are in lower case."""
     codings = [value for name, value in headers if name == b"transfer-encoding"]
     for value in codings:
         if value.strip(b" \t").lower() != b"chunked":

@@ -16,8 +16,8 @@ class OverLimitOwner(Protocol):
 
 
 class OverLimitConnection(asyncio.Protocol):
-    """Answers the first bytes that arrive with `answer`, a whole response, and closes. A client that says nothing is
-    told at the end."""
+    """Answers the first bytes that arrive with `answer`, a whole response, and closes. A client that sends nothing
+    gets the answer after `linger_s`."""
 
     def __init__(self, owner: OverLimitOwner, answer: bytes, linger_s: float = _LINGER_S) -> None:
         self._owner = owner

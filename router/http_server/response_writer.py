@@ -1,7 +1,8 @@
-"""The way out to one client: ASGI messages written without a task, bounded when the client does not keep up.
+"""Sends one response to one client: ASGI messages are written without a task, and bounded when the client does not
+keep up.
 
-Sending to a client that reads takes no waiting, so `send` is driven by hand, inside the call that brought the
-token. Only when it has to wait (the server's own buffer is full) a task takes over: it finishes that message, then
+Sending to a client that reads takes no waiting, so `send` is driven by hand, inside the call that brought the token.
+Only when `send` has to wait (the server's own buffer is full) does a task take over: it finishes that message, then
 sends what has gathered since, in one piece. What gathers is bounded, and so is the time it may take.
 """
 
@@ -20,7 +21,7 @@ Header = tuple[bytes, bytes]
 
 
 CONNECTION_EXTENSION: Final = "tandem.connection"
-"""Where a server may put a `Connection` among a request's ASGI extensions."""
+"""The key under which a server may put a `Connection` among a request's ASGI extensions."""
 
 
 class Connection(msgspec.Struct, frozen=True):
@@ -83,7 +84,8 @@ class ResponseWriter:
         self.besides: tuple[Header, ...] = ()
         """Headers of whatever is answered."""
         self.wire: ChunkWriter | None = None
-        """Takes a piece of the body the short way, or says that it cannot; None while there is no such way."""
+        """The short way for a piece of the body, which takes the piece or reports that it cannot; None while there is
+        no such way."""
         self._pump: asyncio.Task[None] | None = None
         self._patience: asyncio.Timeout | None = None
         self._gathered: list[bytes] = []
@@ -180,7 +182,7 @@ class ResponseWriter:
             asyncio.get_running_loop().call_soon(self._give_up)
 
     def _give_up(self) -> None:
-        """Drop what has gathered and tell the owner. A response that has ended, be it in the same turn of the loop,
+        """Drop what has gathered and notify the owner. A response that has ended, even in the same turn of the loop,
         is not cut short: what is left is bounded, and without it the client would take a part for the whole."""
         if self._patience is not None:
             self._patience.reschedule(asyncio.get_running_loop().time() + self._limits.farewell_s)

@@ -18,7 +18,7 @@ _HANDSHAKE_S: Final = 5.0
 _ACCEPTS_AT_ONCE: Final = 32
 """Connections taken in one turn of the loop, between which streams go on."""
 _ACCEPT_AGAIN_S: Final = 0.1
-"""How long nothing is accepted after the system refused to."""
+"""Seconds for which no connection is accepted after the system has refused to accept one."""
 
 
 class HttpServer:

@@ -37,7 +37,8 @@ class Wire:
         self._clear = False
 
     def write(self, body: bytes) -> bool:
-        """Write one chunk of a response whose head says `transfer-encoding: chunked`. False when it was not taken."""
+        """Write one chunk of a response whose head says `transfer-encoding: chunked`. Returns False when the chunk
+        was not taken."""
         if not self._clear and not self._look():
             return False
         chunk = b"%x\r\n%b\r\n" % (len(body), body)

@@ -26,7 +26,7 @@ class CostModel:
         self.transfers = TransferCosts(priors.transfer_bytes_per_s)
         self.answers = AnswerLengths()
         self._first: dict[str, FirstTokens] = {}
-        """By model."""
+        """The errors of expected first tokens, by model."""
         self._batches: dict[str, tuple[int, int]] = {}
         """By worker, its sequences and the positions they attend to, as of its last load figures."""
 
@@ -56,7 +56,7 @@ class CostModel:
         known.observe(expected_ms, actual_ms)
 
     def sharpness(self, model: str) -> float:
-        """How well this model's first tokens are expected: see `FirstTokens`."""
+        """The sharpness that says how well this model's first tokens are expected: see `FirstTokens`."""
         known = self._first.get(model)
         return SHARPNESS if known is None else known.sharpness
 
@@ -85,7 +85,7 @@ class CostModel:
         return moved_bytes * 1e3 / self.transfers.rate(kind)
 
     def _observe_pull(self, worker_id: str, span: Span) -> None:
-        """Pulls tell their bytes and the rate while there were blocks to pull."""
+        """Learn from a pull. Pulls report their bytes and the rate while there were blocks to pull."""
         moved_bytes, gb_per_s = span.attributes.get("bytes"), span.attributes.get("gb_per_s")
         kind = span.attributes.get("kind", "peer")
         if not isinstance(moved_bytes, int) or not isinstance(gb_per_s, float):
@@ -96,8 +96,8 @@ class CostModel:
             self.transfers.observe(str(kind), moved_bytes, gb_per_s * 1e9)
 
     def _observe_prefill(self, worker_id: str, span: Span, alone: bool) -> None:
-        """Every step has its fixed part, also where nothing runs beside the prompt. A worker that does not tell how
-        many steps the prompt took is taken to have needed one."""
+        """Learn from a computed prompt. Every step has its fixed part, even where nothing runs beside the prompt. A
+        worker that does not report how many steps the prompt took is taken to have needed one."""
         computed, reused = span.attributes.get("tokens_computed"), span.attributes.get("tokens_reused")
         if isinstance(computed, int) and isinstance(reused, int):
             ms, chunks = (span.end_s - span.start_s) * 1e3, span.attributes.get("chunks")

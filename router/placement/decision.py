@@ -35,9 +35,9 @@ class Objective(NamedTuple):
 
 
 class PlacementRequest(msgspec.Struct, frozen=True, gc=False):
-    """A request as far as placement is concerned.
+    """A request as placement sees it.
 
-    `prompt_tokens` includes output tokens that are replayed on a resumption; `held` says, per worker id, how many
+    `prompt_tokens` includes output tokens that are replayed on a resumption; `held` gives, per worker id, how many
     leading blocks of the prompt a worker has, in its pool and below. `excluded` incarnations, (worker id, epoch),
     have failed this request: they are used only when nothing else can serve it. `local_only` forbids a hand-off.
     """
@@ -53,16 +53,17 @@ class PlacementRequest(msgspec.Struct, frozen=True, gc=False):
     """The names of the prompt's full blocks by the root name of the workers that use them: one entry, but for a
     rollout. Workers of different roots never share blocks."""
     prompt_cache_key: str = ""
-    """Requests with equal keys are said to have a prefix in common; empty for nothing said."""
+    """The client's key: requests with equal keys are said to have a prefix in common. Empty where nothing is said."""
     request_id: str = ""
     needs: Needs | None = None
     """None for a request that any worker of its model can serve."""
     revision: str = ""
     """Whose workers may take it; empty for any."""
     objective: Objective | None = None
-    """None where nothing says what it is to hold. A request that has begun to answer waits for no first token."""
+    """The bounds that the request is to hold; None where nothing sets any. A request that has begun to answer waits
+    for no first token."""
     age_ms: float = 0.0
-    """Since it arrived."""
+    """Milliseconds since the request arrived."""
     weight: float = 1.0
     """Weight of the request's objective relative to those of others; 1 for requests without a priority."""
 
@@ -96,9 +97,9 @@ class Candidate(msgspec.Struct, frozen=True, order=True, array_like=True, gc=Fal
 
 
 class Breakdown(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Expected cost in milliseconds. `fetch` is for blocks that others or lower tiers bring; `interference` is what
-    others lose, not this request; `misses` what the misses of objectives count that it makes more likely, its own and
-    others'."""
+    """The expected cost of a candidate in milliseconds. `fetch` is for blocks that other workers or lower tiers
+    bring. `interference` is what other requests lose, not this one. `misses` is what the misses of objectives cost
+    that the choice makes more likely, the request's own and others'."""
 
     queue_ms: float
     prefill_ms: float
@@ -110,7 +111,7 @@ class Breakdown(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     @property
     def completion_ms(self) -> float:
-        """Until the request's own end."""
+        """Milliseconds until the request's own end."""
         return self.queue_ms + self.fetch_ms + self.prefill_ms + self.transfer_ms + self.decode_ms
 
     @property
@@ -138,9 +139,9 @@ class Work(NamedTuple):
 
     sequences: int
     prompt_tokens: int = 0
-    """To compute here."""
+    """Prompt tokens to compute on this worker."""
     prompt_ms: float = 0.0
-    """How long fetching and computing them is expected to take."""
+    """Milliseconds that fetching and computing the prompt tokens is expected to take."""
     context_tokens: int = 0
     """Positions that its sequences will attend to, all together."""
 
@@ -167,7 +168,7 @@ class Placement(msgspec.Struct, frozen=True, array_like=True):
     sources: tuple[SourceChoice, ...] = ()
     """Whom the worker that computes the prompt may fetch leading blocks from, the cheapest first; at most two."""
     new_tokens: int = 0
-    """Of the prompt: those that the computing worker's pool does not have yet, whether computed or brought."""
+    """Prompt tokens that the computing worker's pool does not have yet, whether they are computed or brought."""
     answer_tokens: float = 0.0
     """Expected of all its sequences together."""
     turned: float = 0.0
@@ -210,8 +211,8 @@ class Placement(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Unplaced(msgspec.Struct, frozen=True):
-    """No worker can take the request now. `code` is `no_workers`, `queue_full` (all saturated) or
-    `out_of_blocks` (it can never fit); `reasons` say why, worker by worker or counted."""
+    """The answer when no worker can take the request now. `code` is `no_workers`, `queue_full` (all workers are
+    saturated) or `out_of_blocks` (the request can never fit); `reasons` say why, worker by worker or counted."""
 
     code: str
     reasons: tuple[str, ...]

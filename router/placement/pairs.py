@@ -7,9 +7,10 @@ from typing import Final
 
 @dataclass(slots=True)
 class PairView:
-    """One pair as placement sees it. Its owner keeps it current in place; `place` only reads.
+    """One pair of workers as placement sees it. Its owner keeps it current in place; `place` only reads it.
 
-    `reason` says why it is not `usable`; `path` is the transport that carried last, empty before the first time.
+    `reason` says why the pair is not `usable`; `path` is the transport that carried last, empty before the first
+    time.
     """
 
     usable: bool
@@ -18,7 +19,7 @@ class PairView:
 
 
 Pairs = Mapping[tuple[str, str], PairView]
-"""By (prefill worker id, decode worker id). A pair that is missing has not been looked at yet."""
+"""The views of pairs, by (prefill worker id, decode worker id). A pair that is missing has not been looked at yet."""
 
 UNSEEN: Final = PairView(False, "not proved yet")
 TRUSTED: Final = PairView(True, "")

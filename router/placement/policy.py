@@ -32,7 +32,7 @@ class Policy(Protocol):
         ...
 
     def placed(self, request: PlacementRequest, placement: Placement, now: float) -> None:
-        """An attempt was sent as `placement` says."""
+        """Record that an attempt was sent as `placement` says."""
         ...
 
     def ended(self, request: PlacementRequest, placement: Placement, output_tokens: int, now: float) -> None:

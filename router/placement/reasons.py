@@ -31,7 +31,8 @@ class Chosen(NamedTuple):
 
 
 def sentence(chosen: Chosen, why: str | None) -> str:
-    """Where the request goes and what spoke for it. `why` is what a policy chose by, if not by cost."""
+    """The sentence that says where the request goes and what spoke for it. `why` is what a policy chose by, if not by
+    cost."""
     winner = chosen.priced[0]
     decode, prefill = winner.decode.worker_id, winner.prefill
     brought = f", {chosen.sources[0].blocks} blocks from {chosen.sources[0].holder}" if chosen.sources else ""

@@ -18,8 +18,9 @@ _HASHES: Final = float(1 << 64)
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """How new requests of one service are split. `shares` has (revision, weight) in order of names, each above 0;
-    `seed` is the service's own, so that one key is not in the same share of every service."""
+    """How new requests of one service are split among its revisions. `shares` has (revision, weight) in order of
+    names, each weight above 0; `seed` is the service's own, so that one key is not in the same share of every
+    service."""
 
     seed: str
     shares: tuple[tuple[str, int], ...]
@@ -42,7 +43,7 @@ class Weights:
 
 
 class Route(NamedTuple):
-    """A revision to be tried, and a sentence that says why it is this one."""
+    """A revision to be tried, and the sentence that says why it is this one."""
 
     revision: str
     why: str
@@ -58,8 +59,8 @@ def ranked(weights: Weights, key: str) -> tuple[str, ...]:
 
 
 def routes(weights: Weights, key: str, begun: str, usable: Collection[str]) -> tuple[Route, ...]:
-    """Revisions to be tried in turn. `begun` is the one the request has begun on, empty for a new request; `usable`
-    are those that have a worker to go on with, and only looked at where `begun` is not empty."""
+    """The revisions to be tried in turn. `begun` is the one that the request has begun on, empty for a new request;
+    `usable` are those that have a worker to continue with, and are only looked at where `begun` is not empty."""
     if begun and begun in usable:
         return (Route(begun, f"it has begun on revision {begun}"),)
     order = ranked(weights, key)

@@ -18,9 +18,9 @@ _STEPS_HELD: Final = "itl_target"
 _STEPS_SHARE: Final = 0.05
 """Weight of one report in what steps have taken lately: about a second of them counts."""
 SEQUENCES_MAX: Final = 256
-"""Of a worker that does not tell how many sequences its engine computes in one step."""
+"""Sequences assumed for a worker that does not report how many its engine computes in one step."""
 _ADAPTERS_MAX: Final = 16
-"""Of the adapters that a worker was sent, as many are taken to be loaded there."""
+"""Adapters sent to a worker, counted from the latest, that are taken to be loaded there."""
 
 
 class Times(msgspec.Struct, frozen=True, gc=False):
@@ -64,7 +64,7 @@ class WorkerView:
     load: Load | None = None
     sequences_in_flight: int = 0
     prompt_tokens_in_flight: int = 0
-    """Of prompts whose first token has not come yet; likewise `prompt_ms_in_flight`."""
+    """Tokens to compute of prompts whose first token has not come yet; likewise `prompt_ms_in_flight`."""
     streams_in_flight: int = 0
     """Sequences in flight that generate on this worker; the others are prompts that another worker answers."""
     unseen: "deque[tuple[float, int, int]]" = field(default_factory=deque)
@@ -77,7 +77,7 @@ class WorkerView:
     attended_in_flight: int = 0
     """Positions that the sequences in flight attend to, all together."""
     prompt_tokens_computed: int = 0
-    """Of all prompts whose first token has come."""
+    """Tokens computed of all prompts whose first token has come."""
     prompts: int = 0
     """Prompts ever submitted for computing, to see whether one had the worker to itself."""
     features: tuple[str, ...] = ()
@@ -95,8 +95,8 @@ class WorkerView:
     ready_at: float | None = None
     """When the worker began to take work, in seconds of the owner's clock, as far as its owner has seen it come."""
     takes_prompts: bool = False
-    """Whether it computes prompts that others answer: a prefill worker always, one of role `auto` while the split in
-    force says so."""
+    """Whether the worker computes prompts that other workers answer: a prefill worker always does, one of role `auto`
+    while the split in force says so."""
     kind: tuple[str, ...] = field(init=False)
     """Workers of one kind are as fast."""
     block_tokens: int = field(init=False)
@@ -113,7 +113,7 @@ class WorkerView:
     attended_tokens: int = field(init=False, default=0)
     """Positions attended by a decode step over `sequences`: known of this router's own, of others by proportion."""
     decoding: int = field(init=False, default=0)
-    """Of its sequences, those whose prompt has been computed."""
+    """Sequences of the worker whose prompt has been computed."""
     steps_ms: float = field(init=False, default=0.0)
     """Recent time of steps with running sequences, in ms, prompts beside them included; 0 where nothing runs."""
     prompts_in_flight: int = field(init=False, default=0)
@@ -155,7 +155,7 @@ class WorkerView:
         )
 
     def take_prompts(self, takes: bool) -> None:
-        """From now on it computes prompts that others answer, or does no more."""
+        """Set whether the worker computes prompts that other workers answer from now on."""
         self.takes_prompts = takes
         self._renew()
 
@@ -181,7 +181,7 @@ class WorkerView:
         self._renew()
 
     def computed(self, work: Work) -> Work:
-        """The first token of this work has come; gives what is left of the work."""
+        """Record that the first token of this work has come; returns what is left of the work."""
         self.prompt_tokens_computed += work.prompt_tokens
         self._prompt_done(work)
         self._renew()

@@ -1,7 +1,8 @@
-"""How long answers become, by how long the prompt is. Pure; one owner changes it in place.
+"""Learns how long answers become, by how long the prompt is. Pure; one owner changes it in place.
 
-Placement expects one length of all answers with a like bound. A split hangs on what kinds of requests come together:
-where long prompts have short answers and short ones long, a single mean takes either for the other after a shift.
+Placement expects one length of all answers with a like bound. A split depends on which kinds of requests come
+together: where long prompts have short answers and short ones long, a single mean mistakes either for the other after
+a shift.
 """
 
 from collections import deque
@@ -26,8 +27,8 @@ class AnswersByPrompt:
         self._latest.setdefault(kind, deque(maxlen=_LATEST)).append(tokens)
 
     def drawn(self, prompt_tokens: int, max_tokens: int, otherwise: float) -> float:
-        """Of one sequence, one token at least: one of the latest of its kind, each in turn, as it is the long ones
-        that a split hangs on; `otherwise` while too few of its kind have ended."""
+        """Output tokens to expect of one sequence, at least one: those of one of the latest answers of its kind, each
+        in turn, because a split depends on the long ones; `otherwise` while too few of its kind have ended."""
         kind = prompt_tokens.bit_length(), max_tokens.bit_length()
         latest = self._latest.get(kind, ())
         if len(latest) < _FEW:

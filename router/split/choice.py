@@ -21,12 +21,12 @@ def held_at_unified(standings: Sequence[WorkerStatus]) -> str | None:
 
 
 def tunable(standings: Sequence[WorkerStatus]) -> bool:
-    """Whether what steps may take can be told to each of these, one at least."""
+    """Whether there is at least one worker, and each of them can be told how long its steps may take."""
     return bool(standings) and all(each.itl_target for each in standings)
 
 
 def bound_by_memory(standings: Sequence[WorkerStatus]) -> int:
-    """How many workers may take prompts for others, so that the rest holds what is decoded."""
+    """The number of workers that may take prompts for others, so that the rest can hold what is decoded."""
     held = sum(each.attended_tokens for each in standings)
     each = min(standing.blocks * standing.block_tokens for standing in standings)
     needed = max(1, ceil(held / (0.9 * each))) if each else len(standings)
@@ -61,8 +61,8 @@ def name(way: SplitOption, workers: int) -> str:
 
 
 def step_towards(goal: SplitOption, here: SplitOption, ordered: Sequence[Outlook], most: int) -> SplitOption:
-    """At most so many workers nearer to a way that is further off: the best of those on that side that were looked
-    at, the best first in `ordered`."""
+    """A way at most `most` workers nearer to a `goal` that is further off: the best on that side of those that were
+    looked at. `ordered` has the best first."""
     side = 1 if goal.prefills > here.prefills else -1
     near = [each.way for each in ordered if 0 < side * (each.way.prefills - here.prefills) <= most]
     return near[0] if near else SplitOption(here.prefills + side * most, goal.itl_s)

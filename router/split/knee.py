@@ -20,7 +20,7 @@ _TURNS_MAX: Final = 2
 _REQUESTS: Final = (150, 600)
 """Replayed at such a load: fewer at a low one, so that they last no longer."""
 _UNCOUNTED: Final = 0.25
-"""Of a replay at such a load."""
+"""Share of a replay at such a load, from its beginning, that is not counted."""
 
 
 class Knee:

@@ -27,16 +27,16 @@ _NAME_MAX: Final = 1024
 
 @dataclass(frozen=True)
 class LeaseSettings:
-    """For how long a record holds that is not published again, and how long one listens at least before claiming
-    it: up to four times as long, by the router's name."""
+    """Seconds that a record holds if it is not published again, and the least seconds that a router listens before it
+    claims the record: up to four times as long, depending on the router's name."""
 
     lease_s: float = 15.0
     listen_s: float = 1.0
 
 
 def plausible(told: SplitPublished, term: int) -> bool:
-    """Whether a worker can keep such a record, as far as a router of this term knows. Another is not heard:
-    it would bind every router to what a single broken worker says."""
+    """Whether a worker can keep such a record, as far as a router of this term knows. Any other record is ignored: it
+    would bind every router to what a single broken worker says."""
     record, target_s, error = told.record, told.record.itl_target_s, told.record.forecast_error
     # Comparisons with what is no number are false.
     return (
@@ -67,7 +67,7 @@ class Lease:
         self.record: SplitRecord | None = None
         """The newest one that a worker keeps."""
         self.term = 0
-        """Of its own claim; otherwise the highest heard of."""
+        """The term of this router's own claim; otherwise the highest term received."""
         self._settings = settings
         # Not all at once: of two claims at one time neither may come through.
         self._listen_s = settings.listen_s * (1.0 + 3.0 * crc32(holder.encode()) / 2**32)

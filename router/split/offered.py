@@ -10,21 +10,22 @@ from router.split.work import Demand, Present, at_load, demands, memory_tokens
 from tandem.core.slo import Slo
 
 PER_TURN: Final = 200
-"""Requests that are looked at before the caller gets a turn: about a millisecond."""
+"""Requests that are processed before the caller gets a turn: about a millisecond."""
 _ALIKE: Final = 0.02
-"""Share of the tokens to compute by which work has to differ to be told apart."""
+"""Share of the tokens to compute by which work has to differ to count as different."""
 _OF_USE: Final = (0.3, 0.8, 1.0)
-"""Share of the memory that holds what is found again: at least, where nothing tells, and at most."""
+"""Share of the memory that holds prefixes that are found again: the least, the one assumed where nothing tells, and
+the most."""
 _HALVINGS: Final = 6
 _TELLING: Final = 0.1
-"""Share of the tokens to compute that has to have been forgotten to tell anything: marks are no finer."""
+"""Share of the tokens to compute that has to have been forgotten before it tells anything: marks are no finer."""
 
 _GROWN_MIN: Final = 10
-"""Requests of each half of the traffic, below which nothing is said of how it grows,"""
+"""Requests needed in each half of the traffic to tell how it grows,"""
 _GROWN_MAX: Final = 2.0
 """and by how much it is taken to at most."""
 AHEAD_S: Final = 30.0
-"""How far ahead it is looked."""
+"""Seconds that reuse distances are projected ahead."""
 
 Replayed = Generator[None, None, Sequence[Demand]]
 """Requests as the model needs them, after turns for the caller."""
@@ -42,15 +43,15 @@ class Offered:
         self._slo = slo
         self._requests: list[ObservedRequest] = []
         self._work: list[Demand] = []
-        """Of these, as they were placed."""
+        """The demands of `_requests`, as they were placed."""
         self._of_use = _OF_USE[1]
         self._fewer = 0
-        """Tokens by which prompts that came before leave less to compute than marks tell."""
+        """Tokens by which prompts that came before leave less to compute than their marks tell, on average."""
         self._held: list[int] = []
         """Tokens of each that was in the memory that there was."""
         self._then = then
         self._grown = 1.0
-        """By how much distances will be greater."""
+        """Factor by which reuse distances will be greater."""
         self._known: dict[tuple[float | None, float, int], Sequence[Demand]] = {}
 
     def __len__(self) -> int:
@@ -67,8 +68,8 @@ class Offered:
         self._work += demands(requests, self._times, self._slo, self._requests[0].arrival_s)
 
     def remember(self) -> Iterator[None]:
-        """How much of the memory is of use: what was left to compute of prompts that had come before tells it.
-        Prefixes lie on several workers, and not every prompt goes to its own."""
+        """Find how much of the memory is of use, from what was left to compute of prompts that had come before.
+        Prefixes lie on several workers, and not every prompt goes to the one with its own."""
         again = [seen for seen in self._requests if seen.distances]
         if again and self._then > 0:
             mean = fmean([seen.distances[-1] for seen in again])
@@ -143,9 +144,9 @@ class Offered:
 
 
 def growing(requests: Sequence[ObservedRequest], ahead_s: float) -> float:
-    """The mean reuse distance that prompts will have, told those of the latest in order of arrival: `ahead_s` after
-    the last one, or half of the time that they took if that is sooner. What grew from their earlier half to the later
-    one is taken to go on as it did, by as much a second; 0 where nothing grew, or too few tell."""
+    """The mean reuse distance that prompts will have, given the latest requests in order of arrival: `ahead_s` after
+    the last one, or after half of the time that they took if that is sooner. The growth from their earlier half to
+    the later one is taken to go on by as much a second; 0 where nothing grew, or too few tell."""
     again = [seen for seen in requests if seen.distances]
     half = len(again) // 2
     if half < _GROWN_MIN:

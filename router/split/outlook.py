@@ -25,7 +25,7 @@ _LASTING: Final = 2.0
 """A replay ends when requests take this many times the length of the traffic."""
 _SURE: Final = 16.0
 _ITL_SHARE: Final = 0.01
-"""Of a request's gaps may lie above the bound on ITL."""
+"""Share of a request's gaps that may lie above the bound on ITL."""
 
 
 class Replay:
@@ -50,15 +50,15 @@ class Replay:
         self._now = now
         self._kv_tokens = KV_FULL * self._decodes * now.kv_tokens
         self._own = PrefillPool(way.prefills) if way.prefills else None
-        """Of the workers that take prompts for others."""
+        """The pool of the workers that take prompts for others; None where there are none."""
         self._beside = PrefillPool(self._decodes)
-        """Of those that decode."""
+        """The pool of the workers that decode."""
         self._rows = now.rows
         self._attended = now.attended
         self._steps = 0.0
         """Steps that a row has had since the start of the replay."""
         self._late_s = 0.0
-        """How long a row has had gaps above the bound on ITL."""
+        """Seconds that a row has had gaps above the bound on ITL."""
         self._leaving: list[tuple[float, int, float, float, float]] = []
         """(steps at its end, its number, when its first token came, late seconds then, positions at its end)"""
         self._coming: list[tuple[float, int, float]] = []
@@ -71,7 +71,7 @@ class Replay:
         self._begin(now)
 
     def outlook(self) -> Outlook:
-        """Of what has been replayed."""
+        """The outcome of what has been replayed."""
         length_s = max(self._requests[-1].at_s, SLICE_S) if self._requests else 1.0
         count = sum(1 for demand in self._requests if demand.at_s >= self.counted_s)
         return Outlook(self.way, self.met / count if count else 1.0, self.tokens / length_s)
@@ -243,9 +243,10 @@ class Replay:
 
 
 def held_s(demand: Demand, service_s: float, now: Present) -> float:
-    """How long a prompt keeps a worker that computes it for another one: longer than computing takes where exports
-    leave room for few of its size, as each has its blocks until they have been fetched. One that is larger than the
-    exports' share may take the pool (`tandem.engine.scheduler.step_rules.may_export`)."""
+    """Seconds that a prompt occupies a worker that computes it for another one. This is longer than computing takes
+    where exports leave room for few prompts of its size, as each keeps its blocks until they have been fetched. A
+    prompt that is larger than the exports' share may take the pool
+    (`tandem.engine.scheduler.step_rules.may_export`)."""
     room = now.export_tokens if demand.prompt_tokens <= now.export_tokens else now.kv_tokens
     if 2.0 * demand.prompt_tokens > room:
         return service_s + demand.handing_s

@@ -1,10 +1,10 @@
-"""Decides which workers of role `auto` take prompts for others, and what their steps may take. Pure.
+"""Decides which workers of role `auto` take prompts for others, and how long their steps may take. Pure.
 
 A look replays the latest traffic through `router.split.outlook` for the ways at hand: from the fleet as it stands,
-and at loads around the one that the best way just carries, from a fleet that has long had them. The first tells what
-is at stake now, and says nothing where every way or none holds the objective; the others tell which way carries most.
-A way that is better by a little is taken when it is so twice running, one that is better by much at once. What was
-promised is compared with what became of it (`router.split.record`).
+and at loads around the one that the best way just carries, from a fleet that has long had them. The first replay
+shows what is at stake now, and says nothing where every way or none holds the objective; the others show which way
+carries most. A way that is better by a little is taken when two looks in a row find it so, one that is better by much
+at once. Forecasts are compared with what was observed afterwards (`router.split.record`).
 """
 
 from collections import deque
@@ -36,21 +36,23 @@ from tandem.core.slo import Slo
 _NEAR: Final = (0, 1, -1, 2, -2)
 """Ways that are tried at every look, counted from the one in force."""
 _PROBES: Final = (0.25, 0.5, 0.625, 0.75, 0.375, 0.875)
-"""Of the workers: one of these is tried at every look, in turn."""
+"""Shares of the workers that take prompts for others: every look tries one of these, in turn."""
 _STEP_MAX: Final = 2
 """Workers that change at a time where little is at stake."""
 _PHASE_MIN: Final = 0.25
-"""Of the window: traffic changes no oftener."""
+"""Share of the window that lies between two changes of traffic at least."""
 _SHARE_MIN: Final = 0.05
 _GOOD: Final = 0.9
-"""Where no way near promises this share, others are tried as well; less of it from the one in force is urgent."""
+"""Where no way near promises this share of the requests, others are tried as well; a way in force that promises less
+is urgent to change."""
 _WELL: Final = 0.99
-"""Where the way in force promises this share and has held it, nothing is changed."""
+"""Where the way in force promises this share of the requests and has held it, nothing is changed."""
 _PRESENT_S: Final = 10.0
 """Requests that come so soon are not counted: what waits already decides about them, whatever is done."""
 _REMEMBERED_PER_TURN: Final = 1000
 _REMEMBERED_ALONE: Final = 8
-"""Marks that are looked at before the caller gets a turn, about a millisecond, and as how many a request counts."""
+"""Marks that a request counts as, besides its own: `_REMEMBERED_PER_TURN` of them are processed before the caller
+gets a turn, about a millisecond."""
 _HOPELESS: Final = 0.5
 """A way in force that promises less than this share is left for one that promises more by as much as this."""
 _WATCHED_LOOKS: Final = 1.8
@@ -58,7 +60,7 @@ _WATCHED_LOOKS: Final = 1.8
 one. One look more where the way in force promises all, and another would only carry more; one less where the way in
 force is hopeless, as what waits after ten seconds of it does not go away again."""
 _HURRY_S: Final = 1.0
-"""Between looks, however traffic changes."""
+"""Least seconds between looks, however traffic changes."""
 _OTHER_STEPS: Final = 0.10
 """Share of requests that steps have to gain which are longer than the objective allows: the model does not know what
 they cost streams that run beside few others."""
@@ -67,13 +69,13 @@ _TOKENS_WEIGHT: Final = 0.01
 
 
 class Planner:
-    """Of one service. `split` is what is to be in force."""
+    """The planner of one service. `split` is the split that is to be in force."""
 
     def __init__(self, settings: SplitSettings) -> None:
         self._settings = settings
         self._seen: deque[ObservedRequest] = deque(maxlen=settings.requests_max)
         self._new: deque[ObservedRequest] = deque(maxlen=settings.requests_max)
-        """Since the last look, with marks."""
+        """Requests since the last look, with their marks."""
         self._reuse = Reuse()
         self._first_s: float | None = None
         """When the first request came since traffic last stopped for a whole window; None while there is none."""
@@ -81,18 +83,19 @@ class Planner:
         self._record = Record(settings)
         self.split = Split(frozenset(), None, "nothing has been seen yet: every worker takes prompts and decodes")
         self.outlooks: tuple[Outlook, ...] = ()
-        """Of the last look, the best first."""
+        """The outlooks of the last look, the best first."""
         self.last_look_s: float | None = None
         self.moves = 0
-        """How many workers have changed what they take."""
+        """How often a worker has changed what it takes."""
         self._itl_share = settings.itl_shares[0]
         self._ahead: SplitOption | None = None
         """The option that was ahead at the last look and awaits confirmation; None without one."""
         self._moved_s = -inf
         self._rests_on_s = 0.0
-        """How long the traffic was that the last change was decided on."""
+        """Seconds of traffic that the last change was decided on."""
         self._direction = 0
-        """Of the last change: more of them, or fewer."""
+        """Direction of the last change: positive for more workers that take prompts for others, negative for
+        fewer."""
         self._looks = 0
         self._knee = Knee()
         self._began_s: float | None = None
@@ -123,7 +126,7 @@ class Planner:
         self._answers.observe(prompt_tokens, max_tokens, tokens)
 
     def rest(self) -> None:
-        """Another planner decides: what was promised here is not what will be seen."""
+        """Drop what was promised here, because another planner decides and this is not what will be seen."""
         self._record.rest()
         self._ahead = None
 
@@ -248,7 +251,7 @@ class Planner:
         return self._began_s is None or began_s > self._began_s + _PHASE_MIN * self._settings.window_s
 
     def _answered(self, seen: ObservedRequest) -> ObservedRequest:
-        """With an answer as those of its kind have been."""
+        """The request with an answer as long as those of its kind have been."""
         otherwise = seen.answer_tokens / seen.sequences
         tokens = self._answers.drawn(seen.prompt_tokens, seen.max_tokens, otherwise)
         return seen._replace(answer_tokens=seen.sequences * tokens)

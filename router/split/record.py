@@ -14,10 +14,10 @@ from tandem.core.slo import Slo
 
 _DOUBLINGS: Final = 10.0
 _TOLD_MIN: Final = 0.7
-"""Of the requests of a stretch whose end must be known before it is compared with its forecast."""
+"""Share of the requests of a stretch whose end must be known before the stretch is compared with its forecast."""
 _ERROR_WEIGHT: Final = 0.3
 _ENDING: Final = 0.25
-"""Of the window: younger requests may be under way still, and the slow ones are the last to be told."""
+"""Share of the window: younger requests may still be under way, and the slow ones are reported last."""
 _UNKNOWN: Final = 0.5
 """Share in the objective that a number of workers is taken to reach as far as that was not seen: as many requests as
 decide anything count beside those that were."""
@@ -40,7 +40,7 @@ class _Stretch:
 
 
 class Record:
-    """Of one planner, which changes it in place."""
+    """The record of one planner, which changes it in place."""
 
     def __init__(self, settings: SplitSettings) -> None:
         self._settings = settings
@@ -48,9 +48,10 @@ class Record:
         self.error: float | None = None
         """Mean difference of the attainment that was forecast from the one that was observed; None while unknown."""
         self._observed: dict[int, tuple[float, float]] = {}
-        """By how many took prompts: outcomes that were told, and those within the objective."""
+        """Outcomes by the number of workers that took prompts: how many were reported, and how many of them were
+        within the objective."""
         self._in_force: deque[tuple[float, int]] = deque(maxlen=_CHANGES_MAX)
-        """From when on how many took prompts."""
+        """Changes of the split: the time, and the number of workers that took prompts from then on."""
         self._too_good = 0
         """Comparisons in a row that the model promised too much for."""
         self._distrusted_s = float("-inf")
@@ -72,8 +73,9 @@ class Record:
         self._in_force.clear()
 
     def outcome(self, arrival_s: float, met: bool, placed: bool) -> None:
-        """A request that arrived then has ended. One that was never placed is not replayed either. It tells of what
-        was in force when it came, whatever is now: what is slow ends last, and often after a change."""
+        """Record that a request that arrived at `arrival_s` has ended. A request that was never placed is not
+        replayed either. The outcome counts for what was in force when the request came, whatever is in force now:
+        slow requests end last, and often after a change."""
         for begin_s, prefills in reversed(self._in_force):
             if begin_s <= arrival_s:
                 told, kept = self._observed.get(prefills, (0.0, 0.0))
@@ -107,8 +109,8 @@ class Record:
         share: float,
         moved_s: float,
     ) -> Iterator[None]:
-        """Of the latest requests those since a look half a window ago, replayed from how the fleet stood then, with
-        their outcomes."""
+        """Compare the forecast with the outcomes of the latest requests: those since a look half a window ago,
+        replayed from the state of the fleet at that look."""
         settings = self._settings
         begun_s = self._stretches[0].begin_s if self._stretches else now
         # What ran and waited at the begin and after a change is of another way.
@@ -137,8 +139,8 @@ class Record:
             self._distrust_s = settings.distrust_s
 
     def fall_back(self, now: float, here: int, workers: int) -> int | None:
-        """How many were the best in truth to take prompts, where forecasts have just promised too much and it is not
-        `here`; forecasts are not followed for a while then."""
+        """The number of workers taking prompts that did best in observed outcomes, once forecasts have promised too
+        much and that number is not `here`; else None. Forecasts are then not followed for a while."""
         if self._too_good < 2 or self.distrusted(now):
             return None
         self._too_good = 0

@@ -13,14 +13,14 @@ from typing import Final
 
 MARK_TOKENS: Final = 1024
 MARKS_MAX: Final = 128
-"""Of one prompt; beyond these it counts as new."""
+"""Maximum number of marks of one prompt; tokens beyond them count as new."""
 _EPOCH_TOKENS: Final = 65_536
 _EPOCHS_MAX: Final = 512
 """Epochs that are kept: marks last used before them are forgotten."""
 
 
 def marks_of(names: Sequence[bytes], block_tokens: int) -> tuple[bytes, ...]:
-    """Of a prompt, given the names of its whole blocks."""
+    """The marks of a prompt, given the names of its whole blocks."""
     every = max(1, MARK_TOKENS // block_tokens)
     last = min(len(names), every * MARKS_MAX)
     return tuple([names[place] for place in range(every - 1, last, every)])
@@ -32,27 +32,28 @@ def held_tokens(distances: Sequence[float], memory_tokens: float) -> int:
 
 
 def new_tokens(prompt_tokens: int, distances: Sequence[float]) -> int:
-    """Of a prompt, those that no memory holds. A prefix that came before ends in the middle between two marks."""
+    """The prompt tokens that no memory holds. A prefix that came before is taken to end halfway between two marks."""
     return max(1, prompt_tokens - MARK_TOKENS * len(distances) - (MARK_TOKENS // 2 if distances else 0))
 
 
 class Reuse:
-    """Of one service, in the order in which its prompts come."""
+    """Tracks the prefix reuse of one service's prompts, in the order in which they arrive."""
 
     def __init__(self) -> None:
         self._used: dict[bytes, int] = {}
-        """By mark, the epoch in which it was last used."""
+        """The epoch in which each mark was last used."""
         self._tokens: deque[int] = deque([0])
-        """By epoch, the oldest first: tokens that were last used in it."""
+        """Per epoch, oldest first: the tokens that were last used in that epoch."""
         self._marks: deque[list[bytes]] = deque([[]])
-        """By epoch: marks that were used in it, and perhaps later again."""
+        """Per epoch: the marks that were used in that epoch, and perhaps again later."""
         self._first = 0
         """Number of the oldest epoch."""
         self._filled = 0
         """Tokens used in the latest one."""
 
     def distances(self, marks: Sequence[bytes]) -> tuple[float, ...]:
-        """Of the marks of a prompt that comes now, in tokens and ascending, up to the first that is new."""
+        """The reuse distances of the marks of a prompt that arrives now, in tokens and ascending, up to the first new
+        mark."""
         used, tokens, first = self._used, self._tokens, self._first
         found: list[float] = []
         since, counted = 0, first + len(tokens)

@@ -11,13 +11,14 @@ from router.split.values import WorkTimes
 from tandem.engine.settings import SchedulerSettings
 
 MAX_BATCHED_TOKENS: Final = SchedulerSettings().max_batched_tokens
-"""Of workers, which do not tell theirs."""
+"""Prompt tokens assumed per step at most: the default, since workers do not report their own setting."""
 _LEAST_S: Final = 1e-7
 """A fit may come to nothing; work does not."""
 
 
 def work_times(costs: CostModel, workers: Sequence[WorkerView], settings: PlacementSettings) -> WorkTimes:
-    """Of the median worker among these, one at least, which exchange KV: their blocks are alike."""
+    """The work times of the median worker among `workers`, which must not be empty. These workers exchange KV, so
+    their blocks are alike."""
     step = costs.steps.general(workers[0].model)
     prompts = [costs.prefill.terms(worker.worker_id) for worker in workers]
     block_s = workers[0].block_bytes / costs.transfers.carried()

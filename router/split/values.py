@@ -12,18 +12,18 @@ class ObservedRequest(NamedTuple):
     arrival_s: float
     prompt_tokens: int
     uncached_tokens: int
-    """Of the prompt: those that the worker that computes it has to compute."""
+    """Prompt tokens that the worker that runs the prefill has to compute."""
     answer_tokens: float
     """Expected of all its sequences together while none of its kind has ended."""
     sequences: int = 1
     max_tokens: int = 0
-    """Of one sequence."""
+    """Maximum number of output tokens of one sequence."""
     marks: tuple[bytes, ...] = ()
-    """Of its prompt (`router.split.reuse`), until they are looked at,"""
+    """Marks of the prompt (`router.split.reuse`), kept until they are evaluated."""
     distances: tuple[float, ...] = ()
     """and the reuse distances that this gives, in tokens."""
     prefills: int = 0
-    """How many workers took prompts for others where it was placed."""
+    """Number of workers that took prompts for others when the request was placed."""
 
 
 class WorkerStatus(NamedTuple):
@@ -41,9 +41,10 @@ class WorkerStatus(NamedTuple):
     blocks_free: int
     block_tokens: int
     itl_target: bool
-    """Whether what its steps may take can be told while it runs (`tandem.core.messages.ITL_TARGET`)."""
+    """Whether the time that the worker's steps may take can be set while it runs
+    (`tandem.core.messages.ITL_TARGET`)."""
     sequences_max: int = 256
-    """At most so many run at a time."""
+    """Maximum number of sequences that run on the worker at a time."""
     tier_blocks: int = 0
     """Blocks that the worker's tiers take below its pool."""
     export_blocks: int = 0
@@ -58,7 +59,7 @@ class WorkTimes(NamedTuple):
     """The times that work takes on a worker at the median pace, in seconds."""
 
     step_s: float
-    """Of every step, whatever it computes,"""
+    """Seconds that every step takes, whatever it computes."""
     sequence_s: float
     """and per decoding sequence,"""
     position_s: float
@@ -68,7 +69,7 @@ class WorkTimes(NamedTuple):
     prompt_position_s: float
     """and per position that it attends to."""
     transfer_latency_s: float
-    """Of a hand-over,"""
+    """Fixed seconds per hand-off."""
     transfer_token_s: float
     """and per token of its prompt."""
     max_batched_tokens: int

@@ -1,4 +1,4 @@
-"""Which of the latest requests tell what comes next. Pure."""
+"""Selects the latest requests that predict the traffic to come. Pure."""
 
 from collections.abc import Sequence
 from math import sqrt
@@ -11,9 +11,9 @@ _CUTS: Final = 64
 _SURE: Final = 5.0
 """Standard errors by which what came later differs in the mean from what came before."""
 _BEGINNING: Final = 0.9
-"""Of the window: traffic that has lasted less has just begun."""
+"""Share of the window: traffic that has lasted for less has just begun."""
 _REPEATED: Final = 0.5
-"""Of the window: shorter traffic is repeated until it is as long, as streams outlast it."""
+"""Share of the window: shorter traffic is repeated until it is as long, because streams outlast it."""
 
 
 def since_change(requests: Sequence[ObservedRequest], at_least: int) -> Sequence[ObservedRequest]:
@@ -28,7 +28,8 @@ def since_change(requests: Sequence[ObservedRequest], at_least: int) -> Sequence
 
 
 def _change(requests: Sequence[ObservedRequest], at_least: int) -> int:
-    """Where what came later differs the most in the mean from what came before; 0 where it does nowhere for sure."""
+    """The index at which the mean of the later requests differs most from the mean of the earlier ones; 0 when no
+    difference is certain."""
     count = len(requests)
     if count < 2 * at_least:
         return 0

@@ -21,7 +21,7 @@ class Demand(NamedTuple):
 
     at_s: float
     prompt_s: float
-    """Of its prompt, without what steps take besides."""
+    """Seconds of work on the prompt, without the other time that its steps take."""
     pieces: float
     """Steps' worth of prompt tokens."""
     prompt_tokens: int
@@ -42,21 +42,22 @@ class Present(NamedTuple):
     rows: float
     attended: float
     prompt_s: float
-    """Of prompts that wait."""
+    """Seconds of work on the prompts that wait."""
     kv_tokens: float
     """Tokens of KV that one worker holds."""
     sequences_max: int
     """Sequences that run on one worker at a time, at most."""
     memory_tokens: float = inf
-    """Of prefixes that one worker holds, in its pool and its tiers."""
+    """Tokens of prefixes that one worker holds, in its pool and its tiers."""
     export_tokens: float = inf
-    """Of prompts that one worker has computed for others and that have not been fetched."""
+    """Tokens that one worker may hold of prompts that it has computed for others and that have not been fetched."""
 
 
 def demands(
     requests: Sequence[ObservedRequest], times: WorkTimes, slo: Slo, begin_s: float | None = None
 ) -> tuple[Demand, ...]:
-    """Of requests in order of arrival, counted from `begin_s`; from the first where there is none."""
+    """The demands of requests in order of arrival. Times count from `begin_s`, or from the first request when that is
+    None."""
     if not requests:
         return ()
     begin_s = requests[0].arrival_s if begin_s is None else begin_s
@@ -85,8 +86,8 @@ def demands(
 def present(
     standings: Sequence[WorkerStatus], requests: Sequence[ObservedRequest], times: WorkTimes, share: float = 1.0
 ) -> Present:
-    """Of workers as they are now; `requests` tell how long a waiting prompt is in the mean. Where these are but a
-    `share` of all, so is the memory that their prefixes have."""
+    """The work of workers as they stand now; `requests` give the mean length of a waiting prompt. When these are only
+    a `share` of all requests, their prefixes have the same share of the memory."""
     queued = sum(standing.queued_prompt_tokens for standing in standings)
     uncached = sum(max(1, seen.uncached_tokens) for seen in requests)
     each = uncached / len(requests) if requests else float(times.max_batched_tokens)
@@ -106,8 +107,8 @@ def present(
 
 
 def memory_tokens(prefills: int, now: Present) -> float:
-    """Of prefixes that a fleet holds where so many workers take prompts for others. What a prompt leaves on the
-    worker that computed it lies on the one that answers as well, so the larger side's memory counts."""
+    """Tokens of prefixes that a fleet holds when `prefills` workers take prompts for others. The blocks that a prompt
+    leaves on the worker that computed it also lie on the worker that answers, so the larger side's memory counts."""
     return now.memory_tokens * max(prefills, now.workers - prefills)
 
 

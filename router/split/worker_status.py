@@ -29,8 +29,9 @@ def worker_statuses(
     carrying: frozenset[str],
     sequences_max: int,
 ) -> tuple[WorkerStatus, ...]:
-    """Of workers of role `auto`. `barred` says which ones exchange no KV, and why; `carrying` are those with a pair
-    that is proved, where pairs have to be. None of them gets more than `sequences_max` sequences."""
+    """The statuses of workers of role `auto`. `barred` gives the workers that exchange no KV, with the reason;
+    `carrying` are the workers with a proved pair, where pairs have to be proved. No worker gets more than
+    `sequences_max` sequences."""
     alone = len(views) == 1
     return tuple(
         WorkerStatus(

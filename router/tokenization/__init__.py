@@ -1,1 +1,1 @@
-"""From text to token ids: threads, and what is known of text that was tokenized before."""
+"""Turns text into token ids: runs tokenizers in threads and remembers text that was tokenized before."""

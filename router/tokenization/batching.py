@@ -15,12 +15,12 @@ T = TypeVar("T")
 _TURN_CHARACTERS: Final = 16_384
 """Characters of text worked on before the event loop gets a turn: some milliseconds."""
 _LOOKS_MAX: Final = 16
-"""How often the loop is asked for more before what there is is done."""
+"""Turns of the event loop that may bring more work before the batcher starts on what it has."""
 
 
 class TokenizeBatcher:
-    """Does work when a turn of the event loop has brought no more of it. That is soon where little happens, and where
-    much does the loop gets further by doing like things together."""
+    """Runs work once a turn of the event loop has brought no more of it. Under low load that is soon; under high load
+    the event loop gets further by batching similar work."""
 
     def __init__(self) -> None:
         self._waiting: deque[tuple[Callable[[], Any], int, asyncio.Future[Any]]] = deque()

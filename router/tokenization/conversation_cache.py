@@ -15,7 +15,7 @@ from router.tokenization.split_points import Places, SplitPoints
 
 
 class KnownText(NamedTuple):
-    """How many leading characters of a text are known, in how many units, and their packed tokens."""
+    """The known beginning of a text: its length in characters, its number of units, and its packed tokens."""
 
     characters: int
     units: int
@@ -85,7 +85,7 @@ class _Pieces:
 
 
 class ConversationCache:
-    """For one model. At most `bytes_max` bytes are kept, about; 0 keeps nothing."""
+    """Caches the tokenized conversations of one model. It keeps about `bytes_max` bytes at most; 0 keeps nothing."""
 
     def __init__(self, cuts: SplitPoints, bytes_max: int) -> None:
         self._known: PrefixTree[str, _Tokenized] = PrefixTree(_Pieces(cuts), bytes_max)

@@ -1,20 +1,23 @@
-"""Where rendered text can be cut so that its pieces give the tokens of the whole: right before certain added tokens.
+"""Finds where rendered text can be cut so that its pieces give the tokens of the whole: right before certain added
+tokens.
 
 The tokenizers of model files (Rust `tokenizers`) first search the text, once, from left to right and for the longest
-match, for the added tokens that are matched before normalizing. What lies between the matches is then normalized,
-split and made into tokens, each stretch by itself. So where a match begins whatever the text around it is, what is
-before that place and what comes from there on are independent: `tokens(a + b) = tokens(a) + tokens(b)` for every `b`
-that begins with such a token. A match is that certain for a token that
+match, for the added tokens that are matched before normalizing. Each stretch between the matches is then normalized,
+split and tokenized by itself. So where a match begins regardless of the text around it, the text before that place
+and the text from there on are independent: `tokens(a + b) = tokens(a) + tokens(b)` for every `b` that begins with
+such a token. A match is that certain for a token that meets three conditions.
 
-- is matched before normalizing (`normalized` is false), between any neighbours (`single_word` is false), and takes no
-  space to its left (`lstrip` is false; what it takes to its right is in its own piece);
-- overlaps with no added token in a way that would let a match begin earlier or go on longer: no other one contains
-  it, and none, not even itself, ends with some of its first characters after beginning before them;
-- begins with neither a space nor a letter, digit or underscore: a token before it that takes spaces, or that must
-  end a word, finds the same thing whichever of these tokens follows.
+First, it is matched before normalizing (`normalized` is false), between any neighbours (`single_word` is false), and
+takes no space to its left (`lstrip` is false; the space that it takes to its right is in its own piece).
 
-What comes from the cut on never begins with ordinary text, so that nothing which tokenizers do to the beginning of a
-text alone is done to it. Nothing is asked of the chat template: prompts are rendered whole.
+Second, it overlaps with no added token in a way that would let a match begin earlier or go on longer: no other token
+contains it, and no token, not even itself, begins before it and ends with some of its first characters.
+
+Third, it begins with neither a space nor a letter, digit or underscore: a token before it that takes spaces, or that
+must end a word, finds the same thing whichever of these tokens follows.
+
+The text from the cut on never begins with ordinary text, so it escapes whatever tokenizers do only to the beginning
+of a text. The chat template has to meet no condition: prompts are rendered whole.
 """
 
 import re
@@ -79,10 +82,11 @@ class _TokenizerFile(msgspec.Struct):
 
 
 def find_split_points(tokenizer: Tokenizer, rendered: Sequence[str]) -> SplitPoints | None:
-    """Where prompts like the `rendered` ones can be cut; None when this tokenizer must see all of a text.
+    """The points at which prompts like the `rendered` ones can be cut; None when this tokenizer must see the whole
+    text.
 
-    The argument is in the module's description. A few texts are cut as a test of it on top, so that a library that
-    works differently one day is found out at the start.
+    The module's description gives the argument. As an additional test a few texts are cut, so that a library that one
+    day works differently is detected at the start.
     """
     if tokenizer.truncation is not None or tokenizer.padding is not None or tokenizer.encode_special_tokens:
         return None

@@ -1,4 +1,4 @@
-"""Tokenizing long text in threads; the Rust tokenizer lets go of the interpreter while it works."""
+"""Tokenizes long text in threads; the Rust tokenizer releases the interpreter lock while it works."""
 
 import asyncio
 import os
@@ -13,8 +13,8 @@ T = TypeVar("T")
 
 
 class Threaded:
-    """`Tokenizing` with as many threads as this process may use cores. A long text waits for one of them for
-    `queue_s`; how many wait is bounded by the bytes of bodies in hand (`BodyBudget`)."""
+    """`Tokenizing` with one thread per core that this process may use. A long text waits up to `queue_s` for a
+    thread; the bytes of request bodies in hand (`BodyBudget`) bound how many texts wait."""
 
     def __init__(self, inline_characters: int = 4096, threads: int | None = None, queue_s: float = 10.0) -> None:
         self._inline_characters = inline_characters

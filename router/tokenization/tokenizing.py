@@ -1,4 +1,5 @@
-"""Where tokenizing runs: on the loop for short text, elsewhere for long text, so that the loop keeps its pace."""
+"""The interface for where tokenizing runs: on the event loop for short text, elsewhere for long text, so that the
+event loop stays responsive."""
 
 from collections.abc import Callable
 from typing import Protocol, TypeVar

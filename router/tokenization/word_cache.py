@@ -28,7 +28,7 @@ _CHARACTERS_MAX: Final = 4096
 """Longer texts are tokenized on a thread, for which the library lets go of the interpreter."""
 _WORD_CHARACTERS_MAX: Final = 24
 _WORDS_MAX: Final = 16_384
-"""Of each kind, and as many again that were in use before."""
+"""Maximum number of words of each kind in use; as many again that were in use before are kept."""
 _NOTHING: Final[Mapping[str, bytes]] = {}
 _DIGITS: Final = r"\d"
 _LETTERS: Final = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+"
@@ -76,8 +76,8 @@ class _Known:
 
 
 class WordCache:
-    """Of one tokenizer. `added` are tokens by their text, matched wherever it stands
-    (`router.tokenization.split_points`)."""
+    """Caches the tokens of words for one tokenizer. `added` maps the texts of added tokens to their ids; a text is
+    matched wherever it stands (`router.tokenization.split_points`)."""
 
     def __init__(self, tokenizer: Tokenizer, added: Mapping[str, int]) -> None:
         self._tokenizer = tokenizer
@@ -117,7 +117,8 @@ class WordCache:
         return b"".join(found)
 
     def _find(self, missing: list[tuple[int, str, _Known]], found: list[bytes], owner: Hashable) -> bool:
-        """Put the tokens of words in their places; False when one of them cannot be told from its neighbours."""
+        """Put the tokens of the missing words in their places; False when the tokens of a word cannot be separated
+        from its neighbours."""
         new: list[tuple[int, str, _Known]] = []
         for each in missing:
             at, word, known = each

@@ -15,7 +15,8 @@ CANARY: Final = "canary"
 """The tenant of canaries, and the beginning of their request ids."""
 
 PRIORITY: Final = 1 << 20
-"""Above every request's: on a busy worker a canary is one of the next works, not one of the last."""
+"""The priority of a canary, above that of every request: a busy worker takes a canary among its next requests, not
+among its last."""
 
 _SEQUENCE: Final = ChildRequest(0, 1)
 _STOPPING: Final = Stopping(max_tokens=2, min_tokens=2, ignore_eos=True)

@@ -4,7 +4,7 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Where a process gets its time from. Waiting is asyncio's business, on a loop whose time agrees with `now`."""
+    """The source of a process's time. Waiting is left to asyncio, on a loop whose time agrees with `now`."""
 
     def now(self) -> float:
         """Monotonic seconds. The origin is private to the process: never send this value to a peer."""

@@ -12,7 +12,7 @@ from typing import Any, Final, TypeGuard
 Json = Mapping[str, Any]
 
 _TEXT_PARTS: Final = ("text_config", "language_config", "llm_config", "thinker_config")
-"""Where configurations of multimodal models keep their language model."""
+"""The keys under which configurations of multimodal models keep their language model."""
 _CONTEXT_KEYS: Final = (
     "max_position_embeddings",
     "n_positions",
@@ -40,7 +40,7 @@ _PATTERNS: Final[Mapping[str, int]] = {
     "gpt_oss": 2,
     "olmo3": 4,
 }
-"""Of families whose older files leave it to the architecture."""
+"""The window pattern (see `window_pattern`) of the families whose older files leave it to the architecture."""
 _STATE_KEYS: Final = (
     "mamba_d_state",
     "mamba_n_heads",
@@ -65,8 +65,8 @@ class ConfigFacts:
 
 
 def facts_of(config: Json, generation: Json | None = None) -> ConfigFacts:
-    """Of the objects in `config.json` and `generation_config.json`. Never raises: a value that is no number counts as
-    not being there."""
+    """The facts stated by the objects in `config.json` and `generation_config.json`. Never raises: a value that is
+    not a number counts as missing."""
     text = text_part(config)
     vocabulary = text.get("vocab_size")
     return ConfigFacts(
@@ -129,7 +129,7 @@ def _is_count(value: object) -> TypeGuard[int]:
 
 
 class Windows(Enum):
-    """Which layers see only the last so many positions."""
+    """Which layers see only a window of the last positions."""
 
     NONE = "none"
     SOME = "some"
@@ -157,8 +157,8 @@ def cannot_exchange(kinds: CacheKinds) -> str:
 
 
 def cache_kinds(config: Json, context_tokens: int | None = None) -> CacheKinds:
-    """As far as the file tells; an engine that knows the architecture may know more. `context_tokens` is what is
-    served of the context: a window that is not smaller is none."""
+    """The cache properties of a model as far as the file states them; an engine that knows the architecture may know
+    more. `context_tokens` is the part of the context that is served: a window that is not smaller counts as none."""
     text = text_part(config)
     return CacheKinds(other_state(config, text), windows_of(text, context_tokens))
 

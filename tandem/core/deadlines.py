@@ -10,12 +10,13 @@ class Deadlines:
     heartbeat_every_s: float = 0.5
     heartbeat_lost_s: float = 2.0
     queue_s: float = 10.0
-    """For a place, on a router, and on a worker since the last moment at which a prompt before it got on."""
+    """Seconds that a request may wait for a place: on a router, and on a worker since the last moment at which a
+    prompt ahead of it made progress."""
     kv_wait_s: float = 30.0
     """The wait for KV blocks that no transfer is bringing; a running transfer has bounds of its own."""
     prefill_progress_s: float = 5.0
-    """How long the prefill of a hand-off may stand still before its router gives it up, where ten of its worker's
-    longest steps are not longer."""
+    """Seconds that the prefill of a hand-off may make no progress before its router gives it up, unless ten of its
+    worker's longest steps take longer."""
     transfer_progress_s: float = 2.0
     inter_token_s: float = 10.0
     total_s: float = 600.0
@@ -24,7 +25,7 @@ class Deadlines:
     drain_s: float = 30.0
     connect_s: float = 5.0
     resumable_lease_s: float = 15.0
-    """How long a resumable request goes on, and its answer is kept, for a client to come back."""
+    """Seconds for which a resumable request continues, and its answer is kept, for a client to come back."""
     router_restart_s: float = 60.0
     """Within which a router that was lost is there again: twice the slowest start that was measured, on a machine
     with far more to do than it has cores for. Workers keep what the router had for so much longer."""
@@ -42,6 +43,6 @@ class Deadlines:
 
     @property
     def unjudged_s(self) -> float:
-        """After how long those who bring, and hold, the blocks of a prompt that stands still end its hand-off
-        themselves. Its router is to judge, and does so earlier."""
+        """Seconds after which the workers that bring and hold the blocks of a stalled prompt end its hand-off
+        themselves. The decision belongs to its router, which makes it earlier."""
         return max(self.prefill_progress_s, self.standstill_max_s) + self.heartbeat_lost_s

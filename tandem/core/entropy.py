@@ -10,7 +10,7 @@ _U64 = (1 << 64) - 1
 
 
 class Entropy(Protocol):
-    """Where a process gets unpredictable numbers from."""
+    """The source of a process's unpredictable numbers."""
 
     def u64(self) -> int:
         """A uniform integer in [0, 2**64)."""
@@ -39,7 +39,7 @@ class SeededEntropy:
         return out[:size]
 
     def u64s(self, count: int) -> list[int]:
-        """As many calls of `u64` in one."""
+        """The results of `count` calls of `u64`, in one call."""
         return [int.from_bytes(self._next()[:8], "little") for _ in range(count)]
 
     def _next(self) -> bytes:

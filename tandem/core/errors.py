@@ -1,7 +1,7 @@
-"""Typed operating errors: one table says the HTTP status, the gRPC code and whether a retry can help.
+"""Typed operating errors: one table gives the HTTP status, the gRPC code and whether a retry can help.
 
-Programmer errors are `assert`s. Everything a user, a peer or a machine can cause is a `TandemError` that
-says what was wrong, where, and what to do.
+Programmer errors are `assert`s. Everything that a user, a peer or a machine can cause is a `TandemError`, which says
+what was wrong, where, and what to do.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from typing import Final
 
 @dataclass(frozen=True)
 class ErrorKind:
-    """How one kind of error is answered. `grpc` is the canonical status name, `type` OpenAI's error type."""
+    """The answer to one kind of error. `grpc` is the canonical status name, `type` OpenAI's error type."""
 
     code: str
     http: int

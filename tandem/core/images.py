@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 PIXELS_MAX: Final = 32 << 20
-"""Of all images of a request, decoded: about 100 MB of colours."""
+"""The most pixels that all images of a request may have together, decoded: about 100 MB of colours."""
 IMAGES_MAX: Final = 64
-"""Of one request, whatever a model takes."""
+"""The most images that one request may have, whatever a model takes."""
 
 _PNG: Final = b"\x89PNG\r\n\x1a\n"
 _JPEG: Final = b"\xff\xd8"
@@ -21,12 +21,12 @@ _NO_SIZE_FOLLOWS: Final = (0xC4, 0xC8, 0xCC)
 _ALONE: Final = (0x01, *range(0xD0, 0xD8))
 """JPEG markers without a length."""
 _MARKERS_MAX: Final = 1024
-"""Of a JPEG file before its first scan. Cameras write some dozens; a file of nothing else would be looked through for
-a second."""
+"""The most markers that are read of a JPEG file before its first scan. Cameras write some dozens; looking through a
+file of nothing else would take a second."""
 
 
 class Size(NamedTuple):
-    """Of an image, in pixels."""
+    """The size of an image in pixels."""
 
     width: int
     height: int

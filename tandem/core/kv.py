@@ -50,7 +50,8 @@ def adapter_root(root: bytes, adapter_hash: str) -> bytes:
 
 
 SALT_SEPARATOR: Final = "/"
-"""Between a tenant's own salt, which has none, and what a client adds to keep some of the tenant's requests apart."""
+"""The separator between a tenant's own salt, which does not contain it, and the part that a client adds to keep some
+of the tenant's requests apart."""
 
 
 def quota_tenant(tenant_salt: str) -> str:
@@ -181,8 +182,8 @@ class Layout:
 
 @lru_cache(maxsize=1024)
 def compatibility_key(layout: Layout) -> Layout:
-    """The layout without its engine's version: equal for all layouts whose blocks can be exchanged. Of two versions
-    that are no neighbours it is equal, too; `incompatibility` tells those apart."""
+    """The layout without its engine's version. It is equal for all layouts whose blocks can be exchanged, but also
+    for two versions that are not neighbours; `incompatibility` tells those apart."""
     kind, _, _version = layout.engine.rpartition("/")
     return replace(layout, engine=kind) if "/" in kind else layout
 

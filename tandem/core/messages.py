@@ -21,7 +21,8 @@ PROTOCOL_VERSION: Final = 2
 
 
 class RemoteKv(msgspec.Struct, frozen=True, gc=False):
-    """Where a decode worker finds the prompt's blocks: a prefill worker's incarnation, lease and ticket."""
+    """The place from which a decode worker fetches the prompt's blocks: a prefill worker's incarnation, lease and
+    ticket."""
 
     worker_id: str
     epoch: int
@@ -52,7 +53,8 @@ class Source(msgspec.Struct, frozen=True):
 
 
 class Pin(msgspec.Struct, frozen=True):
-    """Keep the blocks of a prompt in the worker's tiers for `ttl_s` seconds; a higher priority is given up later."""
+    """Keep the blocks of a prompt in the worker's tiers for `ttl_s` seconds; blocks with a higher priority are given
+    up later."""
 
     priority: int
     ttl_s: float
@@ -93,8 +95,8 @@ class Submit(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Whether the request only proves that blocks can travel. Its blocks get no public name, a worker that is not
     ready takes it too, and where a fetch fails it ends instead of computing."""
     resume: bytes = b""
-    """Of a resumable request, what another router needs to go on with it, sealed (`router.dispatch.resume_token`);
-    workers only keep it. Empty otherwise."""
+    """The sealed data that another router needs to continue a resumable request (`router.dispatch.resume_token`);
+    workers only keep it. Empty for other requests."""
     resume_key: bytes = b""
     """The key under which a router claims a resumable request; it cannot be named without the service's key."""
     kept: "tuple[SequenceOutput, ...]" = ()
@@ -115,8 +117,8 @@ class Submit(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Files of the images that the prompt has places for; only with mode `local`, for workers whose `Hello.features`
     has `images`."""
     confirm_recompute: bool = False
-    """With mode `decode`: where the fetch fails, the worker says so first (`Transferred`) and computes nothing of
-    what is missing before `SampleFirst` comes, for a bounded time."""
+    """Whether, with mode `decode`, the worker reports a failed fetch first (`Transferred`) and computes none of the
+    missing blocks before `SampleFirst` comes, for a bounded time."""
 
 
 class Cancel(msgspec.Struct, frozen=True, gc=False):
@@ -142,7 +144,8 @@ class SampleFirst(msgspec.Struct, frozen=True):
 
 
 class RetainOutputs(msgspec.Struct, frozen=True):
-    """Of a resumable request, outputs accepted from another worker: they belong to what a claim gets to hear."""
+    """Outputs of a resumable request that were accepted from another worker: a router that claims the request
+    receives them too."""
 
     handle: int
     outputs: "tuple[SequenceOutput, ...]"
@@ -189,7 +192,7 @@ class Tune(msgspec.Struct, frozen=True):
     `itl_target`."""
 
     itl_target_s: float | None = None
-    """In seconds; None stands for the worker's own setting."""
+    """The ITL target in seconds; None stands for the worker's own setting."""
 
 
 class Forecast(msgspec.Struct, frozen=True, array_like=True):
@@ -222,16 +225,17 @@ class SplitRecord(msgspec.Struct, frozen=True):
     age_s: float = 0.0
     """Seconds for which the split has been in force."""
     moves: int = 0
-    """How many workers have changed what they take, since this router decides."""
+    """The number of changes in what workers take, counted per worker, since this router decides."""
     forecast_error: float | None = None
     """Mean difference of the attainment that was forecast from the one that was observed."""
     forecasts: tuple[Forecast, ...] = ()
-    """Of the last look, the best first."""
+    """The forecasts of the last look at the split, the best first."""
 
 
 class PublishSplit(msgspec.Struct, frozen=True):
-    """The worker keeps this record for `lease_s` against other routers, and tells every router of it. The answer to
-    the sender is `SplitPublished`, with the record that is kept now. `lease_s` 0 lets go of the record at once."""
+    """Keep this record on the worker for `lease_s` against other routers, and report it to every router. The worker
+    answers the sender with `SplitPublished`, which has the record that is kept now. `lease_s` 0 releases the record
+    at once."""
 
     record: SplitRecord
     lease_s: float
@@ -293,15 +297,16 @@ class Hello(msgspec.Struct, frozen=True):
     addresses: tuple[str, ...]
     draining: bool = False
     unready: bool = False
-    """The worker is alive and takes nothing but canaries until it says `Ready`."""
+    """Whether the worker is alive but takes nothing except canaries until it sends `Ready`."""
     canary: str = ""
-    """How its own KV path was proved: `self`, or empty when it was not."""
+    """How the worker's own KV path was proved: `self`, or empty when it was not proved."""
     problems: tuple[str, ...] = ()
     """Transports it does without, and why its KV is not exchanged where it is not: one sentence each."""
     tiers: tuple[TierCost, ...] = ()
     """The worker's tiers below its pool, the fastest first."""
     kv_events: bool = True
-    """Whether it tells which blocks it has. Of one that does not routers guess, by what they sent it."""
+    """Whether the worker reports which blocks it has. Routers guess the blocks of a worker that does not, from what
+    they sent to it."""
     features: tuple[str, ...] = ()
     """What the worker's engine can do beyond the functions that all engines have (`EngineInfo.features`)."""
     adapters: tuple[Adapter, ...] = ()
@@ -310,10 +315,10 @@ class Hello(msgspec.Struct, frozen=True):
     """The hardware that the worker computes on, `NVIDIA H100 80GB HBM3 x 4`: workers with the same hardware, model
     and engine are equally fast. Empty where it is unknown, as on CPUs."""
     export_blocks: int = 0
-    """Of its blocks, those that prompts computed for others may take until they have been fetched; 0 where it does
-    not tell."""
+    """The number of the worker's blocks that prompts computed for other workers may take until they have been
+    fetched; 0 when the worker does not report it."""
     max_sequences: int = 0
-    """The sequences that its engine computes in one step at most; 0 where it does not tell."""
+    """The most sequences that the worker's engine computes in one step; 0 when the worker does not report it."""
 
 
 class Alternative(msgspec.Struct, frozen=True, array_like=True):
@@ -338,8 +343,8 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
     logprob: float
     top: tuple[Alternative, ...] = ()
     prompt: tuple[PromptLogprob, ...] = ()
-    """With a request's first token, where `Sampling.prompt_logprobs` asks for it: the prompt's tokens from the second
-    on."""
+    """The log-probabilities of the prompt's tokens from the second on, sent with a request's first token when
+    `Sampling.prompt_logprobs` asks for them."""
 
 
 class SequenceOutput(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -368,8 +373,8 @@ class StepOutputs(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class AttemptFailed(msgspec.Struct, frozen=True):
-    """This attempt ends here; `code` is a key of `tandem.core.errors.KINDS`. Its blocks are free already. `param` is
-    the request's parameter at fault, empty where none is."""
+    """The end of this attempt with an error. Its blocks are already free. `code` is a key of
+    `tandem.core.errors.KINDS`; `param` is the request's parameter at fault, empty when there is none."""
 
     handle: int
     code: str
@@ -390,9 +395,10 @@ class AttemptReport(msgspec.Struct, frozen=True, gc=False):
     """Prompt tokens that were not computed for this request, by where they were found: `hbm`, `dram`, `nvme`, `peer`,
     `store`. Tokens that prefill computed and decode pulled count in none of them."""
     pinned_blocks: int = 0
-    """How many leading blocks of the prompt are kept here as `Submit.pin` asked."""
+    """The number of leading blocks of the prompt that this worker keeps as `Submit.pin` asked."""
     prompt_tokens: int = 0
-    """Of a prompt with images, once they have taken their places; 0 for one that is as long as it was sent."""
+    """The number of tokens of a prompt with images once the images have taken their places; 0 for a prompt that is as
+    long as it was sent."""
 
 
 class AttemptResumed(msgspec.Struct, frozen=True):
@@ -403,13 +409,13 @@ class AttemptResumed(msgspec.Struct, frozen=True):
     attempt: int
     mode: str
     left_s: float
-    """Until the request's deadline, by the worker's clock."""
+    """Seconds until the request's deadline, by the worker's clock."""
     starts: tuple[tuple[int, int], ...]
     """(sequence, first position) of every sequence the attempt was to generate."""
     transferred: bool = False
     """Whether the attempt's fetch has ended and this was reported to an earlier router."""
     images: tuple[bytes, ...] = ()
-    """As in its `Submit`."""
+    """The files of the request's images, as in its `Submit`."""
 
 
 class ResumeNotFound(msgspec.Struct, frozen=True):
@@ -439,7 +445,8 @@ class Draining(msgspec.Struct, frozen=True):
 
 
 class Ready(msgspec.Struct, frozen=True):
-    """A worker that introduced itself as `unready` takes work from now on. Replaces what it said of its KV path."""
+    """The report of a worker that introduced itself as `unready` and takes work from now on. It replaces what the
+    worker reported about its KV path."""
 
     addresses: tuple[str, ...]
     canary: str
@@ -447,10 +454,10 @@ class Ready(msgspec.Struct, frozen=True):
 
 
 class Transferred(msgspec.Struct, frozen=True, gc=False):
-    """A fetch of this attempt has ended: how the blocks came from `holder`, told at once.
+    """The report that a fetch of this attempt has ended, and how the blocks came from `holder`, sent at once.
 
-    `path` is the transport tried last, empty when there was none to try; `code` is empty when every block landed,
-    otherwise a key of `tandem.core.errors.KINDS`; `passed_over` says which preferred transports failed before, and
+    `path` is the transport tried last, empty when there was none to try. `code` is empty when every block landed,
+    otherwise a key of `tandem.core.errors.KINDS`. `passed_over` says which preferred transports failed before, and
     why.
     """
 
@@ -466,8 +473,8 @@ class Transferred(msgspec.Struct, frozen=True, gc=False):
 
 
 class Progressed(msgspec.Struct, frozen=True, gc=False):
-    """Attempts that have brought nothing of late and get on all the same: their prompts, or those before them, are
-    being computed, their KV is on its way, or the engine is in a step that may take its time. Said once a
+    """The attempts that have produced nothing lately but still make progress: their prompts, or those before them,
+    are being computed, their KV is on its way, or the engine is in a step that may take its time. Sent once a
     heartbeat."""
 
     handles: tuple[int, ...]
@@ -520,9 +527,10 @@ class StepSums(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class StepFit(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """How long a worker's steps take, as it has learned it: `base_s`, and for each sequence that decodes, position
-    that one attends to, piece of a prompt, prompt token, and position that one attends to. `prompts` are the steps
-    that computed some of a prompt, `plain` all others; neither has the first few in it."""
+    """The time of a worker's steps, as the worker has learned it: `base_s` per step, plus a cost for each sequence
+    that decodes, each position that it attends to, each piece of a prompt, each prompt token, and each position that
+    the token attends to. `prompts` are the steps that computed some of a prompt, `plain` all others; neither includes
+    the first few steps."""
 
     base_s: float
     sequence_s: float
@@ -535,7 +543,7 @@ class StepFit(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Load(msgspec.Struct, frozen=True):
-    """How busy a worker is, sent after a step at most every 50 ms and at least every heartbeat."""
+    """The load of a worker, sent after a step at most every 50 ms and at least every heartbeat."""
 
     running: int
     waiting: int

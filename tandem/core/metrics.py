@@ -186,7 +186,7 @@ def check_metric(name: str, kind: str, labels: tuple[str, ...]) -> None:
 
 
 class Meter(Protocol):
-    """Where figures go. Label values are given in the order of `Metric.labels`."""
+    """The destination of metrics. Label values are given in the order of `Metric.labels`."""
 
     def add(self, name: str, value: float = 1.0, *labels: str) -> None:
         """Increase a counter."""

@@ -1,6 +1,6 @@
-"""How many bits a quantized checkpoint's weights have, from the names its `config.json` and vLLM use. Pure.
+"""The number of bits of a quantized checkpoint's weights, from the names that its `config.json` and vLLM use. Pure.
 
-The type is that of most of the weights: the others, and scales, make a checkpoint larger, never smaller.
+The type is that of most of the weights: the other weights, and the scales, make a checkpoint larger, never smaller.
 """
 
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ _TYPES: Final[Mapping[str, str]] = {
     "ptpc_fp8": "fp8",
     "petit_nvfp4": "nvfp4",
 }
-"""By vLLM's name of the method, where the checkpoint says no more."""
+"""The weight type by vLLM's name of the quantization method, for checkpoints that say no more."""
 _BY_BITS: Final[Mapping[int, str]] = {4: "int4", 8: "int8"}
 
 
@@ -63,7 +63,7 @@ def _stated(config: Mapping[str, Any]) -> str:
 
 
 def _grouped(found: Mapping[str, Any]) -> str | None:
-    """Of compressed-tensors: the smallest of its groups' weights."""
+    """The weight type of a compressed-tensors checkpoint: the smallest type of its groups' weights."""
     groups = found.get("config_groups")
     weights = [group.get("weights") for group in groups.values()] if isinstance(groups, Mapping) else []
     bits = [each.get("num_bits") for each in weights if isinstance(each, Mapping)]

@@ -4,7 +4,7 @@ import msgspec
 
 
 class Sampling(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """How the next token is drawn. `top_k` 0 and `top_p` 1 mean no cut; temperature 0 is greedy.
+    """The rules for drawing the next token. `top_k` 0 and `top_p` 1 mean no cut; temperature 0 is greedy.
 
     Order of application (as in vLLM): logit bias, penalties, temperature, min-p, top-k, top-p.
     """
@@ -18,7 +18,7 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     repetition_penalty: float = 1.0
     logit_bias: tuple[tuple[int, float], ...] = ()
     logprobs: int | None = None
-    """How many alternatives to report beside the chosen token; None reports none at all, 0 the chosen only."""
+    """The number of alternatives to report beside the chosen token; None reports nothing, 0 only the chosen token."""
     prompt_logprobs: int | None = None
     """How many alternatives to report for every token of the prompt but its first, as with `logprobs`. Needs
     `logprobs`, whose first entry carries them. Only engines whose `EngineInfo.features` has `prompt_logprobs` take
@@ -42,8 +42,8 @@ class Stopping(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     fills: bool = False
-    """No number of tokens was asked for: `max_tokens` is what the context leaves beside the prompt, and less where
-    images make the prompt longer."""
+    """Whether the request asked for no number of tokens: `max_tokens` is then what the context leaves beside the
+    prompt, and less when images make the prompt longer."""
 
 
 class Grammar(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -60,8 +60,8 @@ class Grammar(msgspec.Struct, frozen=True, omit_defaults=True):
 class ChildRequest(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """One of the n sequences of a request.
 
-    `forced` are output tokens already accepted by the router: they count as output and are never emitted
-    again. `sent_chars` is how much of their text the client already has.
+    `forced` are output tokens that the router has already accepted: they count as output and are never emitted again.
+    `sent_chars` is the number of characters of their text that the client already has.
     """
 
     sequence: int

@@ -8,14 +8,14 @@ from tandem.core.errors import TandemError
 from tandem.core.sizing import Experts, Latent, Shape
 
 _TIED: Final = ("gemma", "cohere")
-"""Families whose embeddings are the head's weights unless the file says otherwise."""
+"""Families that use their embeddings as the head's weights unless the file says otherwise."""
 _SIZED: Final = ("an index of its latents",)
 """Things that a model may keep besides keys and values and that are too small to count."""
 
 
 def shape_of(config: Mapping[str, Any]) -> Shape:
-    """From the `config.json` of a decoder-only model, or of the language part of a multimodal one. Raises `bad_model`
-    naming the key that is missing, or what the formulas do not know."""
+    """The shape stated by the `config.json` of a decoder-only model, or of the language part of a multimodal one.
+    Raises `bad_model` naming the key that is missing, or what the formulas do not cover."""
     whole, config = config, text_part(config)
     other = other_state(whole, config)
     if other and other not in _SIZED:
@@ -68,8 +68,9 @@ def _latent(config: Mapping[str, Any]) -> Latent | None:
 
 
 def _experts(config: Mapping[str, Any], layers: int) -> Experts | None:
-    """Mixtral says `num_local_experts`, Qwen `num_experts`, DeepSeek `n_routed_experts`. Of Llama 4 every so many
-    layers have experts, and one that all tokens pass."""
+    """The experts of a model, None when it has none. Mixtral calls their number `num_local_experts`, Qwen
+    `num_experts`, DeepSeek `n_routed_experts`. In Llama 4 one layer in `interleave_moe_layer_step` has experts, and
+    one expert that all tokens pass."""
     step = config.get("interleave_moe_layer_step")
     between = layers - layers // step if isinstance(step, int) and step > 0 else 0
     for key in ("num_local_experts", "num_experts", "n_routed_experts"):

@@ -26,7 +26,8 @@ ITEM_BYTES: Final[Mapping[str, float]] = {
 """Bytes of one number; of types with a scale for each 32 or 16 numbers with that. Other scales of quantized weights,
 some 1 to 3 % more, are within `RUNTIME_SHARE`."""
 RUNTIME_SHARE: Final = 0.10
-"""Of an accelerator's memory: activations, graphs, allocator, communication buffers. vLLM, too, leaves a tenth."""
+"""The share of an accelerator's memory for activations, graphs, allocator and communication buffers. vLLM also leaves
+a tenth."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ class Shape:
     window: int = 0
     """Positions that layers with a sliding window see; 0 where none has one."""
     windowed_layers: int = 0
-    """How many layers that are."""
+    """The number of layers with a sliding window."""
 
     @property
     def attention(self) -> str:
@@ -98,7 +99,7 @@ class Shape:
         return tables * self.hidden * self.vocabulary + self.hidden
 
     def _attention(self) -> int:
-        """Of one layer, with its two norms."""
+        """The number of parameters of one layer's attention, with the layer's two norms."""
         norms = 2 * self.hidden
         if (latent := self.latent) is not None:
             per_head = latent.nope + latent.rope
@@ -115,7 +116,8 @@ class Shape:
         return norms + 2 * self.hidden * query + 2 * self.hidden * kv + bias
 
     def _feed_forwards(self, *, active: bool) -> int:
-        """Of all layers."""
+        """The number of parameters of all layers' feed-forward networks, or with `active` of those that a token
+        passes."""
         dense = 3 * self.hidden * self.feed_forward
         if (experts := self.experts) is None:
             return self.layers * dense
@@ -141,8 +143,8 @@ class Shape:
         return ceil(2 * layers * ceil(self.kv_heads / tensor) * self.head_dim * item_bytes(dtype))
 
     def sequence_tokens(self, context: int) -> float:
-        """Of one sequence of `context` tokens: so many tokens' worth of KV in all layers it keeps, as of layers with
-        a sliding window only what lies in it is kept."""
+        """The KV of one sequence of `context` tokens, as a number of tokens with KV in all layers. Layers with a
+        sliding window keep only the tokens inside it."""
         if not self.windowed_layers:
             return context
         inside = min(context, self.window)
@@ -276,8 +278,8 @@ def activation_bytes(shape: Shape, *, tokens: int, sequences: int, tensor: int =
 
 
 def even_share(workers: int) -> float:
-    """Of an accelerator's memory, for each of `workers` that share it: what is not left to the runtime, divided. The
-    last digit is cut off, so that shares never add up to more."""
+    """The share of an accelerator's memory for each of `workers` that share it: the memory that is not left to the
+    runtime, divided evenly. The last digit is cut off, so that shares never add up to more."""
     return floor((1 - RUNTIME_SHARE) / workers * 1000 + 1e-6) / 1000
 
 

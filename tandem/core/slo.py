@@ -19,7 +19,7 @@ class End(StrEnum):
     FAILED = "failed"
     UNFINISHED = "unfinished"
     CANCELLED = "cancelled"
-    """By its own client: it says nothing about the service and is not counted."""
+    """The request was cancelled by its own client: it says nothing about the service and is not counted."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Slo:
     e2e_s: float | None = None
 
     def completed(self, otherwise: "Slo") -> "Slo":
-        """These bounds; those of `otherwise` for TTFT and TPOT where this one sets none."""
+        """These bounds, with the TTFT and TPOT bounds of `otherwise` where this objective sets none."""
         ttft_s = otherwise.ttft_s if self.ttft_s is None else self.ttft_s
         tpot_s = otherwise.tpot_s if self.tpot_s is None else self.tpot_s
         return Slo(ttft_s, tpot_s, self.itl_s, self.e2e_s)
@@ -88,7 +88,8 @@ DEFAULT: Final = Slo(TTFT_S, TPOT_S)
 
 @dataclass(frozen=True)
 class Attainment:
-    """Of `offered` requests, those that met every bound (`met`) and each bound alone (`within`, by its name)."""
+    """The numbers of `offered` requests that met every bound (`met`) and each bound alone (`within`, by the bound's
+    name)."""
 
     offered: int
     met: int
@@ -106,7 +107,7 @@ class Attainment:
 
 
 def attained(slo: Slo, requests: Iterable[tuple[End, Latency | None]]) -> Attainment:
-    """How far `requests` (how each ended, and its latency where it is done) meet `slo`.
+    """The attainment of `slo` by `requests`, each given as how it ended and its latency when it is done.
 
     A request that its client cancelled is not counted; one that is not done misses every bound.
     """

@@ -87,7 +87,7 @@ class LazySpans(Sequence[Span]):
 
 
 class Recorder(Protocol):
-    """Where finished spans go: a ring for `tandem explain`, and OpenTelemetry when configured."""
+    """The destination of finished spans: a ring for `tandem explain`, and OpenTelemetry when configured."""
 
     def record(self, request_id: str, spans: Sequence[Span], tenant: str = "") -> None:
         """Keep spans of a tenant's request; workers know of no tenants. Never blocks, never raises."""

@@ -1,4 +1,4 @@
-"""Where a cached token of a prompt was found: the closed list of tiers, and counts over it."""
+"""The tiers in which a cached token of a prompt can be found: the closed list, and counts over it."""
 
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType

@@ -1,1 +1,1 @@
-"""Which GPUs, CPUs and network devices a machine has, and which of them each worker gets."""
+"""Finds which GPUs, CPUs and network devices a machine has, and which of them each worker gets."""

@@ -1,4 +1,4 @@
-"""Binds this process to what lies next to its GPUs, and says so."""
+"""Binds this process to the hardware next to its GPUs, and logs what was bound."""
 
 import ctypes
 import errno
@@ -15,7 +15,7 @@ from tandem.devices.topology import Topology
 from tandem.devices.visible import seen_at
 
 _PREFERRED: Final = 1
-"""Of <linux/mempolicy.h>: memory of one node while it has some, then of any."""
+"""The mode of <linux/mempolicy.h> that takes memory of one node while it has some, then of any."""
 _PREFERRED_MANY: Final = 5
 """Of <linux/mempolicy.h>: memory of several nodes while they have some, then of any; Linux has it from 5.15 on."""
 _SET_MEMPOLICY: Final = {"x86_64": 238, "aarch64": 237}
@@ -75,8 +75,8 @@ def _run_on(cpus: tuple[int, ...]) -> str:
 
 
 def _take_memory_of(nodes: tuple[int, ...]) -> str:
-    """Of this thread and of all that it starts. Memory of pages that bound CPUs touch first lies there anyway. What
-    is not done, and why; empty where it is."""
+    """Prefer the memory of `nodes` for this thread and everything that it starts. Memory of pages that bound CPUs
+    touch first lies there anyway. Returns what was not done and why; empty when it was done."""
     code = _set_policy(_PREFERRED_MANY, nodes)
     if code == errno.EINVAL and len(nodes) == 1:
         code = _set_policy(_PREFERRED, nodes)

@@ -1,4 +1,4 @@
-"""Which GPUs each worker gets, and which share of their memory, with the reasons. Pure."""
+"""Assigns GPUs, and a share of their memory, to each worker, with the reasons. Pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,8 @@ from tandem.devices.binding import nearest
 from tandem.devices.topology import BUS_ORDER, ORDER, Gpu, Topology
 
 SHARE_MAX: Final = 1 - RUNTIME_SHARE
-"""Of a GPU's memory that workers without a share of their own take together; the rest is for CUDA itself."""
+"""The share of a GPU's memory that workers without a share of their own take together; the rest is for CUDA
+itself."""
 _SHARE_MIN: Final = 0.02
 _STEPS: Final = 1000
 

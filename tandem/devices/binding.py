@@ -17,7 +17,7 @@ NET_DEVICES: Final = "UCX_NET_DEVICES"
 _UNCHOSEN: Final = 7 / 8
 """A process that has this part of a machine's CPUs has all but those that are kept for the system."""
 _NEAR_ENOUGH: Final = 3 / 4
-"""Of the CPUs that were chosen for a process; with fewer of them it would leave too many idle."""
+"""The least share of the CPUs chosen for a process to which it is bound; with fewer it would leave too many idle."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Binding:
 
 
 def nearest(topology: Topology, gpus: Sequence[Gpu]) -> Near:
-    """By NUMA node and PCI path, as sysfs tells them."""
+    """The hardware next to `gpus`, by NUMA node and PCI path as sysfs states them."""
     nodes, cpus, of_nodes = _cpus(topology, gpus)
     nics, how_near = _nics(topology, gpus)
     return Near(nodes, cpus, nics, (*of_nodes, *how_near))
@@ -153,8 +153,9 @@ def _nics(topology: Topology, gpus: Sequence[Gpu]) -> tuple[tuple[Nic, ...], tup
 
 
 def _ports_next_to(gpu: Gpu, nics: Sequence[Nic]) -> dict[str, str]:
-    """Names, each with how near: the fewest PCI links away below a bridge in common, otherwise all of the GPU's NUMA
-    node. Without such a bridge the number of links says how deep a device lies, and nothing of how near."""
+    """The names of the ports next to the GPU, each with how near it is: the ports the fewest PCI links away below a
+    common bridge, otherwise all ports of the GPU's NUMA node. Without such a bridge the number of links says how deep
+    a device lies, and nothing about how near it is."""
     if not gpu.path:
         return {}
     links = {nic.name: distance(gpu.path, nic.path) for nic in nics if _bridge_in_common(gpu.path, nic.path)}

@@ -54,7 +54,7 @@ def run(command: Sequence[str]) -> str | None:
 
 
 def read_topology(ask: Run = run, root: Path = Path("/")) -> Topology | None:
-    """This machine; None where neither vendor's tool tells of a GPU. Blocks, for at most a minute."""
+    """The topology of this machine; None when neither vendor's tool reports a GPU. Blocks for at most a minute."""
     gpus = _nvidia(ask, root)
     if gpus:
         return Topology("nvidia", gpus, _nics(root), _numa_cpus(root))
@@ -108,8 +108,8 @@ def _amd(ask: Run, root: Path) -> tuple[Gpu, ...]:
 
 
 def _may_open(root: Path, bus: str) -> bool:
-    """Whether this process may open an AMD card: in a pod rocm-smi tells of those of the whole machine, of which HIP
-    counts these only. True where sysfs does not say."""
+    """Whether this process may open an AMD card. In a pod rocm-smi lists the cards of the whole machine, but HIP
+    counts only those that the process may open. True when sysfs does not say."""
     nodes = [each.name for each in (_device_link(root, bus) / "drm").glob("renderD*")]
     return not nodes or any(os.access(root / "dev/dri" / name, os.R_OK | os.W_OK) for name in nodes)
 

@@ -6,7 +6,7 @@ from typing import Final, Literal
 
 Vendor = Literal["nvidia", "amd"]
 VISIBLE: Final[Mapping[Vendor, str]] = {"nvidia": "CUDA_VISIBLE_DEVICES", "amd": "HIP_VISIBLE_DEVICES"}
-"""The variable that says which GPUs a process sees, in which order."""
+"""The environment variable, by vendor, that says which GPUs a process sees and in which order."""
 ORDER: Final = "CUDA_DEVICE_ORDER"
 BUS_ORDER: Final = "PCI_BUS_ID"
 """The order in which nvidia-smi counts GPUs. CUDA's own default puts the fastest first."""
@@ -22,12 +22,12 @@ class Gpu:
     token: str
     name: str
     card: str
-    """Of the physical card: slices of one card have the same."""
+    """The identifier of the physical card: slices of one card have the same."""
     uuid: str = ""
     memory: int | None = None
-    """Bytes; None where the driver does not tell."""
+    """The memory of the GPU in bytes; None when the driver does not report it."""
     numa: int | None = None
-    """NUMA node; None where the machine has one, or does not tell."""
+    """The NUMA node of the GPU; None when the machine has only one, or does not report it."""
     path: Path = ()
     slice: bool = False
 

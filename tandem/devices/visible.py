@@ -52,7 +52,7 @@ def _named(gpus: Sequence[Gpu], value: str, name: str) -> tuple[Gpu, ...]:
 
 
 def _called(gpus: Sequence[Gpu], token: str) -> Gpu | None:
-    """By its number among whole cards, or by the beginning of its UUID."""
+    """The GPU that `token` names, by its number among whole cards or by the beginning of its UUID."""
     if token.isdecimal():
         cards = list({gpu.card: gpu for gpu in gpus}.values())
         if int(token) >= len(cards):
@@ -64,8 +64,8 @@ def _called(gpus: Sequence[Gpu], token: str) -> Gpu | None:
 
 
 def _located(gpus: tuple[Gpu, ...], topology: Topology, environment: Mapping[str, str]) -> tuple[Gpu, ...]:
-    """Without CUDA_DEVICE_ORDER, CUDA numbers unlike cards by speed: which card a number is cannot be told then, so
-    it has no place and no memory size."""
+    """The GPUs, with place and memory size only where these are certain. Without CUDA_DEVICE_ORDER, CUDA numbers
+    unlike cards by speed: the card behind a number is unknown then, so it has no place and no memory size."""
     by_bus = topology.vendor == "amd" or environment.get(ORDER) == BUS_ORDER
     if by_bus or len({gpu.name for gpu in topology.gpus}) == 1:
         return gpus

@@ -30,21 +30,23 @@ class Speculation(msgspec.Struct, frozen=True):
 
 
 class ExpertBalance(msgspec.Struct, frozen=True, array_like=True):
-    """How many times the mean the busiest had, over recent tokens and averaged over layers that have experts; 1 is
-    even. `over_ranks` is None where experts are not dealt out over ranks."""
+    """The load of the busiest expert, and of the busiest rank, as a multiple of the mean, over recent tokens and
+    averaged over the layers that have experts; 1 is even. `over_ranks` is None when experts are not distributed over
+    ranks."""
 
     over_experts: float
     over_ranks: float | None
 
 
 def speculation_of(drafts: int, drafted: int, accepted_at: Sequence[int]) -> Speculation:
-    """From how vLLM counts: `accepted_at[i]` of the drafts had at least `i + 1` tokens accepted."""
+    """The speculation figures from vLLM's counts: `accepted_at[i]` of the drafts had at least `i + 1` tokens
+    accepted."""
     least = (drafts, *accepted_at, 0)
     return Speculation(drafted, tuple(here - more for here, more in pairwise(least)))
 
 
 def mean_balance(parts: Sequence[ExpertBalance]) -> ExpertBalance | None:
-    """Of ranks that have different layers, about as many each; None for none."""
+    """The mean balance of ranks that have different layers, about as many each; None without ranks."""
     if not parts:
         return None
     over_ranks = [part.over_ranks for part in parts if part.over_ranks is not None]

@@ -22,7 +22,8 @@ DIGEST: Final = "xxh3-128"
 """`Layout.digest` of every engine whose blocks have these content words."""
 
 RELEASING_BYTES: Final = 64 << 10
-"""Of more than this at a time the library lets go of the interpreter, so that other threads run meanwhile."""
+"""The size in bytes above which the library releases the interpreter while it hashes, so that other threads run
+meanwhile."""
 
 _U64: Final = (1 << 64) - 1
 _packed: Final = Struct("<QQ").pack

@@ -1,4 +1,4 @@
-"""Content words computed by threads, so that the event loop goes on with what streams."""
+"""Computes content words in threads, so that the event loop continues with what streams."""
 
 import asyncio
 import os
@@ -23,7 +23,7 @@ Part = Future[list[bytes]]
 
 
 def threads_here() -> int:
-    """How many threads are of use: one per core of this process, 4 at most."""
+    """The number of threads that are of use: one per core of this process, 4 at most."""
     return max(1, min(_THREADS_MAX, len(os.sched_getaffinity(0))))
 
 

@@ -146,7 +146,7 @@ class LocalEngine:
         await self._runner.close()
 
     def submit(self, work: EngineRequest) -> None:
-        """Queue a work; see `Scheduler.submit` for what it raises."""
+        """Queue a request; see `Scheduler.submit` for the errors that it raises."""
         self.scheduler.submit(work, self._clock.now())
         self._changed()
 
@@ -282,7 +282,7 @@ class LocalEngine:
     # -- reports --
 
     def _changed(self) -> None:
-        """A command came: look for work, and tell what it brought about soon, even while a step runs."""
+        """Note that a command came: look for work, and report the command's effects soon, even while a step runs."""
         self._wake.set()
         self._load_stale = True
         if not self._flush_due:

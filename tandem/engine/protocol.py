@@ -39,10 +39,10 @@ class EngineInfo:
     not_exchanged: str = ""
     """Why the engine's KV is not exchanged with any other, in words; empty where it is exchanged."""
     export_blocks: int = 0
-    """Of its blocks, those that prompts computed for others may take until they have been fetched; 0 where it does
-    not tell."""
+    """The number of the engine's blocks that prompts computed for other workers may take until they have been
+    fetched; 0 when the engine does not report it."""
     max_sequences: int = 0
-    """The sequences that it computes in one step at most; 0 where it does not tell."""
+    """The most sequences that the engine computes in one step; 0 when the engine does not report it."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class EngineRequest:
     adapter: str = ""
     """Name of the LoRA adapter to compute with; `root` includes its content hash."""
     images: tuple[bytes, ...] = ()
-    """Files of the images that the prompt has places for. Such a work is `local` and `private`."""
+    """The files of the images that the prompt has places for. A request with images is `local` and `private`."""
 
 
 class Emitted(msgspec.Struct, frozen=True, gc=False):
@@ -100,7 +100,7 @@ class RequestFailed:
 
 @dataclass(frozen=True)
 class RequestStats:
-    """Where the tokens of a prompt came from and when its stages happened (engine clock, seconds)."""
+    """The origin of a prompt's tokens and the times of its stages (engine clock, seconds)."""
 
     tokens_computed: int = 0
     tokens_reused: int = 0
@@ -116,9 +116,10 @@ class RequestStats:
     preemptions: int = 0
     reasons: tuple[str, ...] = ()
     kv_waits: tuple[tuple[float, float], ...] = ()
-    """From when until when it had its blocks and waited for their content, as far as the engine knows."""
+    """The intervals (from, until) in which the request had its blocks and waited for their content, as far as the
+    engine knows."""
     prompt_tokens: int = 0
-    """Of a prompt with images, once they have taken their places; 0 for others."""
+    """The number of tokens of a prompt with images once the images have taken their places; 0 for other prompts."""
 
 
 @dataclass(frozen=True)
@@ -130,14 +131,14 @@ class RequestEnded:
 
 
 class FetchTarget(msgspec.Struct, frozen=True, gc=False):
-    """One block to bring: copy the bytes of `name` into `slot`. `index` counts the prompt's blocks from 0."""
+    """One block to fetch: copy the bytes of `name` into `slot`. `index` counts the prompt's blocks from 0."""
 
     index: int
     name: bytes
     slot: int
     generation: int
     tokens: int
-    """How many positions of the block are in use; below `block_tokens` only for the tail."""
+    """The number of positions in use in the block; below `block_tokens` only for the tail."""
 
 
 @dataclass(frozen=True)
@@ -157,7 +158,7 @@ class FetchJob:
 
 
 class Prefix(NamedTuple):
-    """The leading full blocks of a work's known tokens, and how many of them are in the pool now."""
+    """The leading full blocks of a request's known tokens, and how many of them are in the pool now."""
 
     names: tuple[bytes, ...]
     here: int
@@ -169,14 +170,14 @@ class KvChange(msgspec.Struct, frozen=True):
     stored: tuple[bytes, ...] = ()
     removed: tuple[bytes, ...] = ()
     makers: tuple[int, ...] = ()
-    """For each stored name, the work that computed or fetched it."""
+    """The request that computed or fetched the block, for each stored name."""
 
 
 NO_CHANGE: Final = KvChange()
 
 
 class StepReport(msgspec.Struct, frozen=True):
-    """Everything one step (or one command) brought about, in order."""
+    """The results of one step (or one command), in order."""
 
     emitted: tuple[Emitted, ...] = ()
     failed: tuple[RequestFailed, ...] = ()
@@ -220,10 +221,10 @@ class FirstTokens:
 
 
 class BlockSpace(Protocol):
-    """The engine's blocks as seen by KV transfer. Holder side first, receiver side second.
+    """The engine's blocks as KV transfer sees them. The holder's side comes first, the receiver's side second.
 
-    Slots are stable addresses in `memory`; a generation grows each time a slot is given to a new block, so
-    (slot, generation) never names two contents.
+    Slots are stable addresses in `memory`. A generation grows each time a slot is given to a new block, so (slot,
+    generation) never names two contents.
     """
 
     @property
@@ -274,13 +275,14 @@ class BlockSpace(Protocol):
         ...
 
     def bring_shared(self, lease_id: str, names: Sequence[bytes]) -> None:
-        """Have full blocks that are not here, but in own tiers, brought for the holder of a shared lease. They are
-        pending under it until they are here, or gone when there is no room for them or they do not come."""
+        """Bring full blocks that are not here, but in this worker's own tiers, for the holder of a shared lease. The
+        blocks are pending under the lease until they are here, or gone when there is no room for them or they do not
+        come."""
         ...
 
     def recheck(self, lease_id: str, name: bytes) -> bool:
-        """Compare a block under the lease with its digest. True when it was damaged: then it is forgotten under its
-        name and lease, and works that attend to it fail."""
+        """Compare a block under the lease with its digest. Returns True when the block was damaged: it is then
+        forgotten under its name and lease, and requests that attend to it fail."""
         ...
 
     def watch(self, lease_id: str, wake: Callable[[], None]) -> Callable[[], None]:
@@ -304,8 +306,8 @@ class BlockSpace(Protocol):
         ...
 
     def bring(self, work_id: int, blocks: int) -> None:
-        """Of a work that waits: fetch what is missing of its first `blocks` full blocks before computing. May be
-        said again until the work is admitted."""
+        """Fetch the missing blocks among the first `blocks` full blocks of a waiting request before computing. May be
+        called again until the request is admitted."""
         ...
 
     def landed(self, work_id: int, index: int, digests: bytes) -> None:
@@ -313,15 +315,14 @@ class BlockSpace(Protocol):
         ...
 
     def fetch_ended(self, work_id: int, reason: str | None, late: tuple[int, ...] = ()) -> None:
-        """The fetch is over. Blocks that have not landed are computed here instead; `reason` says why.
+        """Note that the fetch is over. Blocks that have not landed are computed here instead; `reason` says why.
 
-        `late` slots may still be written by the abandoned transfer: they stay in quarantine until
-        `quarantine_over`.
+        The abandoned transfer may still write to the `late` slots: they stay in quarantine until `quarantine_over`.
         """
         ...
 
     def quarantine_over(self, slots: tuple[int, ...]) -> None:
-        """No late byte can reach these slots any more."""
+        """Note that no late byte can reach these slots any more."""
         ...
 
 
@@ -373,11 +374,11 @@ class Engine(Protocol):
     async def stop(self) -> None: ...
 
     def submit(self, work: EngineRequest) -> None:
-        """Queue a work. Raises `context_length_exceeded`, `out_of_blocks` when it can never fit."""
+        """Queue a request. Raises `context_length_exceeded` or `out_of_blocks` when it can never fit."""
         ...
 
     def cancel(self, work_id: int, sequence: int | None = None) -> None:
-        """Free a work (or one sequence of it) now; unknown ids are ignored. Its `RequestEnded` still comes."""
+        """Free a request (or one of its sequences) now; unknown ids are ignored. Its `RequestEnded` still comes."""
         ...
 
     def provide_first(self, work_id: int, sequence: int, token: int, relay: bool = False) -> None:
@@ -389,8 +390,8 @@ class Engine(Protocol):
         ...
 
     def sample_first(self, work_id: int) -> None:
-        """Prefill is lost. Draw here what has not been provided; what a fetch that runs does not bring is computed,
-        and none begins any more."""
+        """Continue without prefill, which is lost. Tokens that have not been provided are drawn here; blocks that a
+        running fetch does not bring are computed, and no further fetch begins."""
         ...
 
     def set_itl_target(self, itl_target_s: float | None) -> None:

@@ -1,4 +1,4 @@
-"""How long to wait after a failure."""
+"""Back-off: how long to wait after a failure."""
 
 from dataclasses import dataclass
 

@@ -16,7 +16,7 @@ WatchType = Literal["added", "modified", "deleted", "bookmark"]
 
 @dataclass(frozen=True)
 class Selector:
-    """Which objects: of one kind, in one namespace or (None) in all, with these labels (`a=b,c`)."""
+    """Selects objects of one kind, in one namespace or (None) in all, with these labels (`a=b,c`)."""
 
     kind: Kind
     namespace: str | None = None
@@ -25,7 +25,8 @@ class Selector:
 
 @dataclass(frozen=True)
 class Page:
-    """Part of a list. `version` is that of the whole list; `token` asks for the next page, None after the last."""
+    """One page of a list. `version` is the version of the whole list; `token` asks for the next page and is None
+    after the last."""
 
     items: tuple[Json, ...]
     version: str
@@ -41,7 +42,7 @@ class WatchEvent:
 
 
 class NotFound(TandemError):
-    """There is no such object."""
+    """The object does not exist."""
 
     def __init__(self, message: str) -> None:
         super().__init__("not_found", message)

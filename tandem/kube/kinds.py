@@ -11,7 +11,8 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind. `group` is empty for the core; `status` says that status is a subresource of its own."""
+    """A kind of object. `group` is empty for the core group; `status` says whether status is a subresource of its
+    own."""
 
     group: str
     version: str
@@ -80,7 +81,7 @@ KINDS: Final[Mapping[tuple[str, str], Kind]] = MappingProxyType({(k.api_version,
 
 
 def kind_of(obj: Json) -> Kind:
-    """The kind an object says it is; one that is not listed here is a mistake of ours."""
+    """The kind that an object declares. A kind that is not listed here is a bug in Tandem and fails an assertion."""
     key = (obj["apiVersion"], obj["kind"])
     assert key in KINDS, f"unknown kind {key}"
     return KINDS[key]

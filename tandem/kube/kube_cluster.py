@@ -40,7 +40,8 @@ class KubeSettings:
 
 
 async def connect(kubeconfig: str | None = None, settings: KubeSettings | None = None) -> "KubeCluster":
-    """From a kubeconfig file, or (None) as a pod with its service account. `TandemError` when neither is there."""
+    """Connect to a cluster with a kubeconfig file, or (None) as a pod with its service account. Raises `TandemError`
+    when neither is there."""
     configuration = client.Configuration()
     try:
         if kubeconfig is None:
@@ -54,7 +55,7 @@ async def connect(kubeconfig: str | None = None, settings: KubeSettings | None =
 
 
 class KubeCluster:
-    """`tandem.kube.cluster.Cluster` over HTTPS. Owns the API client it is given."""
+    """Implements `tandem.kube.cluster.Cluster` over HTTPS. Owns the API client it is given."""
 
     def __init__(self, api: client.ApiClient, settings: KubeSettings | None = None) -> None:
         self._api = api

@@ -1,4 +1,4 @@
-"""Where objects lie in the API, and what its answers mean. Pure."""
+"""Paths of objects in the API, and the meaning of the API's answers. Pure."""
 
 from urllib.parse import quote, urlencode
 
@@ -52,7 +52,7 @@ def watch_query(selector: Selector, version: str, seconds: int) -> str:
 
 
 def refusal(status: int, body: Json | None, what: str, retry_after_s: float | None = None) -> TandemError:
-    """The error that an answer with an HTTP status of 400 or more means; `what` says what was asked for."""
+    """The error that corresponds to an answer with an HTTP status of 400 or more; `what` describes the request."""
     said = (body or {}).get("message") or f"HTTP {status}"
     message = f"{what}: {said}"
     if status == 404:

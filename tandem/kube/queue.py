@@ -45,7 +45,7 @@ class WorkQueue(Generic[K]):
         return not (self._waiting or self._working)
 
     def add(self, key: K) -> None:
-        """There is work for `key`, now."""
+        """Queue `key` now."""
         timer = self._timers.pop(key, None)
         if timer is not None:
             timer.cancel()
@@ -56,7 +56,7 @@ class WorkQueue(Generic[K]):
             self._filled.set()
 
     def add_after(self, key: K, seconds: float) -> None:
-        """There will be work for `key`; of several such moments the first one counts."""
+        """Queue `key` after `seconds`; of several such times the earliest counts."""
         if key in self._waiting or key in self._again:
             return
         loop = asyncio.get_running_loop()

@@ -1,8 +1,8 @@
-"""Events on objects, so that `kubectl describe` tells what the operator did and why.
+"""Record Events on objects, so that `kubectl describe` shows what the operator did and why.
 
 The same reason and sentence about the same object is one Event whose count goes up, written at most once a minute.
-Each object has a budget of Events, so that one that flaps cannot fill the cluster's store. Losing an Event is not an
-error.
+Each object has a budget of Events, so that a flapping object cannot fill the cluster's store. Losing an Event is not
+an error.
 """
 
 from dataclasses import dataclass, field

@@ -68,8 +68,8 @@ class Reflector:
 
     @property
     def missing_s(self) -> float:
-        """For how long every answer has been that there is no such kind; 0 where the last one was not. No answer at
-        all says nothing about that, and the count begins anew."""
+        """Seconds for which every answer has been that the kind does not exist; 0 where the last answer was not. The
+        absence of an answer says nothing about the kind and restarts the count."""
         return 0.0 if self._missing_since is None else self._clock.now() - self._missing_since
 
     async def run(self) -> None:

@@ -13,7 +13,7 @@ Handler = Callable[[Key, Json | None, Json | None], None]
 
 
 def key_of(obj: Json) -> Key:
-    """Where the store keeps an object."""
+    """The key under which the store keeps an object."""
     metadata = obj["metadata"]
     return metadata.get("namespace", ""), metadata["name"]
 

@@ -10,7 +10,7 @@ TCP: Final = "tcp"
 
 @dataclass(frozen=True)
 class LinkAddress:
-    """Where a worker listens. `host` is a name or a literal address, without brackets."""
+    """The address on which a worker listens. `host` is a name or a literal address, without brackets."""
 
     host: str
     port: int

@@ -54,7 +54,7 @@ class MemoryLinks:
                 pair.broken(reason)
 
     def kill(self, name: str) -> None:
-        """A node's process is gone: it hears nothing more, its peers see a reset after the network's delay."""
+        """End a node's process: it receives nothing more, and its peers see a reset after the network's delay."""
         self._servers.pop(name, None)
         for pair in list(self._pairs.values()):
             if name in (pair.router, pair.worker):

@@ -56,7 +56,7 @@ class Wire:
     """One direction of one stream: items arrive in order, each after the delay the policy gives it."""
 
     def __init__(self, network: Network, source: str, target: str, arrive: "Callable[[Item, bool], None]") -> None:
-        """`arrive` is given an item, and whether it has been given it before."""
+        """`arrive` receives an item, and whether it has received that item before."""
         self._network = network
         self._source = source
         self._target = target
@@ -128,7 +128,7 @@ class MemoryChannel(Generic[Out, In]):
         return await self.inbox.get()
 
     def say_end(self, reason: str) -> None:
-        """Stop sending; the peer hears `reason` after everything that was sent."""
+        """Stop sending; the peer receives `reason` after everything that was sent."""
         if self._sending:
             self._flush()
             self._sending = False
@@ -136,7 +136,7 @@ class MemoryChannel(Generic[Out, In]):
             self.wire.put(reason)
 
     def break_off(self, reason: str | None = None) -> None:
-        """Stop sending and lose what is on the way; the peer hears only `reason`, if there is one."""
+        """Stop sending and lose what is on the way; the peer receives only `reason`, if there is one."""
         assert self.wire is not None
         self._sending = False
         self._tick.clear()
@@ -193,7 +193,7 @@ class MemoryLink(Generic[Out, In, StateOut, StateIn]):
         self._over()
 
     def died(self, reason: str) -> None:
-        """This end's process is gone: what it wrote before still travels."""
+        """Close this end because its process is gone; what the process wrote before still travels."""
         self.close(reason)
 
     def _overflow(self) -> None:

@@ -1,13 +1,13 @@
-"""The messages of a worker link as bytes, and nothing else.
+"""Encode the messages of a worker link as bytes, and decode them.
 
-A message is one byte that says its kind, its length as a little-endian uint32, and its body: MessagePack of the
-struct in `tandem.core.messages`, a map by field name or, for what every token needs (`array_like`), an array.
-Messages follow one another; nothing stands around or between them.
+A message is one byte for its kind, its length as a little-endian uint32, and its body: MessagePack of the struct in
+`tandem.core.messages`, as a map by field name or, for what every token needs (`array_like`), as an array. Messages
+follow one another; nothing stands around or between them.
 
-Services of neighbouring protocol versions understand each other: a kind that is not known is skipped, an unknown
-field of a map and surplus elements of an array are ignored, and a missing field takes its default. So a kind's number
-and a field's name are never given a new meaning, new fields come last and have a default, and a new kind is one
-line in a table below.
+Services of neighbouring protocol versions understand each other: an unknown kind is skipped, an unknown field of a
+map and surplus elements of an array are ignored, and a missing field takes its default. So a kind's number and a
+field's name are never given a new meaning, new fields come last and have a default, and a new kind is one line in a
+table below.
 """
 
 import struct

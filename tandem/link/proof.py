@@ -1,9 +1,10 @@
-"""The two ends of a link show each other that they hold the same key, without sending it.
+"""Proofs by which the two ends of a link show each other that they hold the same key, without sending it.
 
-The router's greeting carries a nonce of its own; the worker answers with one of its own and its proof over both; the
+The router's greeting carries a nonce. The worker answers with a nonce of its own and its proof over both nonces; the
 router answers with its proof over both. A proof is HMAC-SHA256 under a key that is derived from the shared one for
-links alone; which end it is of, which link and which of its streams it is for are part of what it covers, so that
-none can be shown again or in another place. Where certificates do the same, nothing of this is spoken. Pure.
+links alone. A proof covers which end it is from, and which link and which of the link's streams it is for, so that it
+cannot be replayed or used in another place. Where certificates do the same, none of these messages is exchanged.
+Pure.
 """
 
 import hmac

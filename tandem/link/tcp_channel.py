@@ -23,7 +23,7 @@ class ChannelOwner(Protocol):
         ...
 
     def peer_ended(self, channel: "TcpChannel[Any, Any]", reason: str) -> None:
-        """The peer has said its last words on this channel."""
+        """The peer has sent its last message on this channel."""
         ...
 
     def stream_ended(self, channel: "TcpChannel[Any, Any]", reason: str) -> None:
@@ -169,7 +169,7 @@ class TcpLink(Generic[Out, In, StateOut, StateIn]):
         self._closed_here = False
         self._timer: asyncio.TimerHandle | None = None
         self.over = asyncio.Event()
-        """Both connections have ended."""
+        """Set once both connections have ended."""
         for channel in self._channels:
             channel.owner = self
 

@@ -99,7 +99,7 @@ class _Asking:
         self._address = address
         self._greeting = greeting
         self._keys = keys
-        """Until the worker has proved that it holds one of them."""
+        """The keys of which the worker must prove that it holds one; None once it has."""
         self.answered = asyncio.Event()
         self.refusal: TandemError | None = None
 

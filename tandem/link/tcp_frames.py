@@ -1,17 +1,17 @@
-"""Frames on a byte stream: cutting what arrives into frames, and the greeting that comes first.
+"""Frames on a byte stream: split what arrives into frames, and encode the greeting that comes first.
 
-A frame is its length as a little-endian uint32, one byte that says what it holds, and that many bytes:
+A frame is its length as a little-endian uint32, one byte for its kind, and that many bytes:
 
     MESSAGES   messages one after another (`tandem.link.messages`); everything one turn of the event loop
                sent, up to `LinkLimits.frame_bytes` unless a single message is longer
     END        the sender's last frame: why the link ends, UTF-8
     GREETING   the first frame to the worker: `Greeting`, MessagePack
-    CHALLENGE  before that, where there is a key: `Challenge`, MessagePack
-    ANSWER     what the router says to it: `Answer`, MessagePack
+    CHALLENGE  before WELCOME, where there is a key: `Challenge`, MessagePack
+    ANSWER     the router's answer to the challenge: `Answer`, MessagePack
     WELCOME    the last frame to the router before the link is open: `Welcome`, MessagePack
 
-Frames of other kinds are skipped. Until the greetings are over a frame is short, so what is no link at all (a
-browser, a port scanner, TLS where plain text is expected) shows in its first bytes. Pure; nothing here waits.
+Frames of other kinds are skipped. Until the greetings are over a frame is short, so a connection that is no link at
+all (a browser, a port scanner, TLS where plain text is expected) shows in its first bytes. Pure; nothing here waits.
 """
 
 from struct import Struct
@@ -49,7 +49,7 @@ class Greeting(msgspec.Struct, frozen=True):
 
 
 class Challenge(msgspec.Struct, frozen=True):
-    """A worker that has a key proves it and asks for the router's proof."""
+    """The message of a worker that has a key: proves that it holds the key and asks for the router's proof."""
 
     nonce: bytes
     proof: bytes
@@ -62,7 +62,7 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 class Welcome(msgspec.Struct, frozen=True):
-    """The worker's answer once both connections are there; `refused` says why it takes no link, if it does not."""
+    """The worker's answer once both connections are there; `refused` is the reason if the worker takes no link."""
 
     protocol: int
     refused: str | None = None

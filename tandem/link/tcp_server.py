@@ -124,7 +124,8 @@ class TcpLinkServer:
         self._refuse(arriving, "this worker has a ticket key and the router shows none; give it ticket_key_file")
 
     def greeted(self, arriving: "PendingConnection", greeting: Greeting) -> None:
-        """A connection has said what it is, and proved it. Raises `link_lost` for one that is there already."""
+        """Take a connection that has sent its greeting and its proof. Raises `link_lost` for a stream that is there
+        already."""
         other = self._waiting.pop(greeting.link, None)
         if other is None:
             self._waiting[greeting.link] = arriving

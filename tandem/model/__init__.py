@@ -1,1 +1,2 @@
-"""A model's files: where they lie, what its configuration says, how its checkpoint is read. Without an engine."""
+"""A model's files: where they are, what the configuration says, how the checkpoint is read. Independent of any
+engine."""

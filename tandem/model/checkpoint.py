@@ -24,7 +24,7 @@ ITEM_BITS: Final[Mapping[str, int]] = {
     **dict.fromkeys(("F6_E2M3", "F6_E3M2"), 6),
     "F4": 4,
 }
-"""Of one number; sizes of types that are not here are not checked."""
+"""Bits of one number, by dtype. The sizes of tensors of other types are not checked."""
 WHOLE_BYTES_MAX: Final = 64 << 20
 """Checkpoints up to this size are hashed completely; of larger ones each tensor is sampled."""
 SAMPLE_BYTES: Final = 4096
@@ -54,11 +54,12 @@ class Checkpoint:
         return sum(tensor.end - tensor.start for tensor in self.tensors.values())
 
     def content_hash(self, identity: str) -> str:
-        """Hex digest of `identity` (what else decides the numbers), every tensor's name, dtype and shape, and bytes.
+        """Hex digest of `identity` (what else decides the numbers) and of every tensor's name, dtype, shape and
+        bytes.
 
-        A checkpoint up to `WHOLE_BYTES_MAX` is read completely. Of a larger one the first, middle and last
-        4 KiB of every tensor are read: training moves all of a tensor's values, so another training state is
-        told apart at the cost of a few thousand small reads; a handful of values edited by hand may not be.
+        A checkpoint up to `WHOLE_BYTES_MAX` is read completely. Of a larger one the first, middle and last 4 KiB of
+        every tensor are read. Training changes all of a tensor's values, so these few thousand small reads tell
+        another training state apart; a handful of values edited by hand may go unnoticed.
         """
         hasher = blake2b(identity.encode(), digest_size=16)
         whole = self.data_bytes <= WHOLE_BYTES_MAX

@@ -60,7 +60,8 @@ class _Family:
     qkv_bias: bool | None = False
     output_bias: bool | None = False
     mlp_bias: bool | None = False
-    """None: the configuration says (`attention_bias`, `mlp_bias`)."""
+    """Whether the MLP has biases. None, here and in the fields above, leaves it to the configuration
+    (`attention_bias`, `mlp_bias`)."""
     qk_norm: bool = False
     window: str = "none"
     """`none`, `always` (when `sliding_window` is set) or `opt-in` (`use_sliding_window`)."""

@@ -73,7 +73,7 @@ class Fields:
         return value
 
     def choice(self, key: str, allowed: Collection[str], default: str | None = None) -> str:
-        """One of some words."""
+        """The value of `key`, or `default` where there is none; refuses any word that is not in `allowed`."""
         value = self.raw(key)
         value = default if value is None else value
         if not isinstance(value, str) or value not in allowed:

@@ -29,7 +29,7 @@ _UNUSED: Final = "max_window_layers"
 NO_NUMBERS: Final = frozenset(
     " ".join((_PROVENANCE, _TRAINING, _CALLING, _TOKENIZER, _GENERATION, "dtype torch_dtype eos_token_id")).split()
 )
-"""Of any family: what changes no byte of a KV block that names do not tell apart."""
+"""Configuration keys, of any family, that change no byte of a KV block that block names do not tell apart."""
 HARMLESS: Final = frozenset(" ".join((_PROVENANCE, _TRAINING, _CALLING, _TOKENIZER, _GENERATION, _UNUSED)).split())
 
 FIXED: Final[Mapping[str, tuple[object, ...]]] = MappingProxyType(

@@ -1,6 +1,6 @@
-"""From what a user writes as `--model` to a directory: `demo`, a path, or a hub id. Torch-free.
+"""Resolve what a user writes as `--model` to a directory: `demo`, a path, or a hub id. Torch-free.
 
-Everybody reads `facts`, which any model has. The embedded engine alone reads `config`, which refuses what it cannot
+All callers read `facts`, which any model has. Only the embedded engine reads `config`, which refuses what it cannot
 compute.
 """
 
@@ -103,8 +103,9 @@ class ModelDirectory:
         return template
 
     def with_template(self, file: str | None, *, anywhere: bool = False) -> "ModelDirectory":
-        """With the chat template in `file`, a path within the model's directory or, `anywhere`, any on this machine.
-        None leaves the model its own. Raises `bad_model` when there is no such file."""
+        """This model with the chat template in `file`: a path within the model's directory or, with `anywhere`, any
+        path on this machine. With None the model keeps its own template. Raises `bad_model` when there is no such
+        file."""
         if file is None:
             return self
         within = PurePosixPath(file)
@@ -115,14 +116,16 @@ class ModelDirectory:
         raise TandemError("bad_model", f"{self.path} has no file {file!r}, which chat_template names", param="model")
 
     def checkpoint(self, dtypes: Collection[str] | None = None) -> Checkpoint:
-        """The headers of the weights, stored as one of `dtypes` where those are given. Raises `bad_model`."""
+        """The headers of the model's weights, which must be stored as one of `dtypes` where those are given. Raises
+        `bad_model`."""
         return open_checkpoint(self.path, dtypes)
 
     def content_hash(self, checkpoint: Checkpoint) -> str:
-        """Equal for equal configuration and weights, wherever they lie; see `Checkpoint.content_hash`.
+        """A hash that is equal for equal configuration and weights, wherever they are stored; see
+        `Checkpoint.content_hash`.
 
-        What tells where the files come from does not count, nor do declared dtype and end tokens: none of them
-        changes a KV byte that the names do not tell apart.
+        Keys that say where the files come from do not count, nor do the declared dtype and end tokens: none of them
+        changes a KV byte that block names do not tell apart.
         """
         identity = {key: value for key, value in self.raw.items() if key not in NO_NUMBERS}
         return checkpoint.content_hash(msgspec.json.encode(identity, order="sorted").decode())
@@ -134,7 +137,7 @@ class _AddedToken(msgspec.Struct):
 
 
 class _TokenizerFile(msgspec.Struct):
-    """The one part of `tokenizer.json` that says which tokens are not pieces of words."""
+    """The part of `tokenizer.json` that says which tokens are not pieces of words."""
 
     added_tokens: tuple[_AddedToken, ...] = ()
 

@@ -13,14 +13,15 @@ _log = logging.getLogger(__name__)
 
 
 def server_credentials(tls: TlsSettings) -> grpc.ServerCredentials | None:
-    """For a server that asks its clients for a certificate. Files that are replaced hold for the next connections;
-    while they cannot be read those from before do. Raises `bad_setting` for a file that cannot be read at first."""
+    """Credentials of a server that asks its clients for a certificate. Replaced files take effect with the next
+    connections; while they cannot be read, the previous ones stay in effect. Raises `bad_setting` for a file that
+    cannot be read at first."""
     pem = read_pem(tls)
     return None if pem is None else _Renewed(tls, pem).credentials()
 
 
 def channel_credentials(tls: TlsSettings) -> grpc.ChannelCredentials | None:
-    """For a `GrpcDialer`. Raises `bad_setting` for a file that cannot be read."""
+    """Credentials for a `GrpcDialer`. Raises `bad_setting` for a file that cannot be read."""
     pem = read_pem(tls)
     return None if pem is None else grpc.ssl_channel_credentials(pem.authority, pem.private_key, pem.certificate)
 

@@ -58,7 +58,8 @@ class Health:
             self._enter("fenced")
 
     def admitted(self) -> None:
-        """A peer works with what it has become after it was frozen."""
+        """Note that a peer works with the state that the service has had since it was frozen; a fenced service
+        becomes ready."""
         if self.stage == "fenced":
             self._enter("ready")
 

@@ -27,7 +27,7 @@ class LocalProcesses:
         self._log_directory = log_directory
 
     def log_of(self, name: str) -> Path:
-        """Where standard error and output of a process of this name are kept, over restarts."""
+        """The file that keeps standard error and output of the process `name`, over restarts."""
         return self._log_directory / f"{name}.log"
 
     async def start(self, command: Command) -> Process:
@@ -67,7 +67,8 @@ class LocalProcess:
         return self._started.pid
 
     def signal(self, number: int) -> None:
-        """To the process; SIGKILL goes to its whole group, as it cannot end its own children then."""
+        """Send a signal to the process. SIGKILL goes to its whole group, because the process cannot end its own
+        children then."""
         if self._started.returncode is not None:
             return
         with suppress(ProcessLookupError):

@@ -1,7 +1,7 @@
-"""How long the event loop is held: while one callback runs, nothing else of the process gets a turn.
+"""Measure how long the event loop is held: while one callback runs, nothing else in the process gets a turn.
 
-A timer that is due every few milliseconds comes late by what ran when it became due. What its thread computed
-meanwhile, by its own clock, tells a loop that is busy from a machine that is.
+A timer that is due every few milliseconds is late by the duration of what ran when it became due. The time that the
+thread computed meanwhile, by the thread's own clock, tells a busy loop from a busy machine.
 """
 
 import asyncio
@@ -15,8 +15,8 @@ METRIC: Final = "tandem_loop_held_seconds"
 
 
 def held_s(gap_s: float, computed_s: float) -> tuple[float, float]:
-    """By wall and by thread clock, how long at least the loop was held within the `gap_s` between two looks, in
-    which its thread computed for `computed_s`. Of each, up to a period may have gone by in short turns."""
+    """The least time for which the loop was held, by wall and by thread clock, within the `gap_s` between two looks,
+    in which its thread computed for `computed_s`. Of each, up to a period may have gone by in short turns."""
     wall_s = max(0.0, gap_s - PERIOD_S)
     return wall_s, min(wall_s, max(0.0, computed_s - PERIOD_S))
 
@@ -34,7 +34,7 @@ class LoopWatch:
         self._computed = 0.0
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Watch the loop until cancelled."""
         loop = asyncio.get_running_loop()
         self._at, self._computed = self._wall(), self._thread()
         self._timer = loop.call_later(PERIOD_S, self._look, loop)

@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 STOP_S: Final = 10.0
 """Bound of the last clean-up."""
 TELL_EVERY_S: Final = 0.5
-"""How often a draining service looks at what it still holds, to say so when it changed."""
+"""Seconds between the checks of a draining service on what it still holds; it reports changes."""
 
 
 class Service(Protocol):

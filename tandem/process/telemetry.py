@@ -18,7 +18,8 @@ MakeSpans = Callable[[Any], tuple[Span, ...]]
 
 
 class _Kept(msgspec.Struct, gc=False):
-    """One request's spans, packed: of some only the facts, by what tells them."""
+    """One request's spans, packed. A piece that comes with a `MakeSpans` holds only the facts from which that
+    function makes spans."""
 
     count: int
     pieces: tuple[tuple[MakeSpans | None, bytes], ...]
@@ -40,7 +41,7 @@ class RingRecorder:
         self._requests_max = requests_max
         self._spans_max = spans_max
         self._kept: OrderedDict[tuple[str, str], _Kept] = OrderedDict()
-        """By tenant and request id."""
+        """The spans that are kept, by tenant and request id."""
         self._facts: dict[MakeSpans, msgspec.msgpack.Decoder[Any]] = {}
         """The decoders that read packed facts again, by the function that makes spans of them."""
 
@@ -131,7 +132,8 @@ def open_telemetry(service: str, endpoint: str = "", instance: str = "", request
 
     `instance` tells processes of one service apart, such as a worker's id.
 
-    The OpenTelemetry SDK is imported only then, so that a process without it starts faster and stays smaller.
+    The OpenTelemetry SDK is imported only when spans are exported, so that a process without it starts faster and
+    stays smaller.
     """
     ring = RingRecorder(requests_max)
     if not endpoint:

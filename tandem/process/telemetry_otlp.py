@@ -63,5 +63,6 @@ class OtlpExporter:
 
 
 def _insecure(endpoint: str) -> bool:
-    """Plain text unless the endpoint says https, as a bare `host:port` is a collector on the same machine."""
+    """Whether to export in plain text: yes unless the endpoint says https, as a bare `host:port` is a collector on
+    the same machine."""
     return not endpoint.startswith("https://")

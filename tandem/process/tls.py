@@ -36,8 +36,8 @@ def read_pem(tls: TlsSettings) -> PemFiles | None:
 class LinkContext(ssl.SSLContext):
     """A context that reads its files again, before a connection begins, once they have been replaced.
 
-    An authority that is no longer in its file stays trusted until the process ends. Files that are no good change
-    nothing: the log says why, and the next connection looks again.
+    An authority that is no longer in its file stays trusted until the process ends. Invalid files change nothing: the
+    log gives the reason, and the next connection checks again.
     """
 
     _tls = TlsSettings()
@@ -90,14 +90,15 @@ class LinkContext(ssl.SSLContext):
 
 
 def server_context(tls: TlsSettings) -> ssl.SSLContext | None:
-    """For a server that asks its clients for a certificate. Raises `bad_setting` for files that are no good."""
+    """The context of a server that asks its clients for a certificate. Raises `bad_setting` for invalid files."""
     context = LinkContext(ssl.PROTOCOL_TLS_SERVER)
     context.verify_mode = ssl.CERT_REQUIRED
     return _filled(context, tls)
 
 
 def client_context(tls: TlsSettings) -> ssl.SSLContext | None:
-    """For a client that shows a certificate and checks the server's, name included. Raises `bad_setting`."""
+    """The context of a client that shows a certificate and checks the server's, name included. Raises
+    `bad_setting`."""
     return _filled(LinkContext(ssl.PROTOCOL_TLS_CLIENT), tls)
 
 

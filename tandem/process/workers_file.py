@@ -23,7 +23,8 @@ _Stamp = tuple[int, int, int]
 
 
 class Member(msgspec.Struct, frozen=True):
-    """A worker that is wanted, or one that is to leave within `drain_within_s` seconds from when the file says so."""
+    """A worker that is wanted or, with `drain_within_s`, one that is to leave within that many seconds from when the
+    file says so."""
 
     address: str
     drain_within_s: Annotated[float, msgspec.Meta(ge=0)] | None = None
@@ -51,9 +52,9 @@ class _Fleet(msgspec.Struct, frozen=True):
 
 
 class WorkersFile:
-    """Tells `on_members` the members at first sight of the file and whenever it has been replaced.
+    """Passes the members to `on_members` when the file is first seen and whenever it has been replaced.
 
-    A file that cannot be read or parsed changes nothing: the last good list stays, and the log says why.
+    A file that cannot be read or parsed changes nothing: the last good list stays, and the log gives the reason.
     """
 
     def __init__(

@@ -26,7 +26,7 @@ from tandem.weights.listing import INDEX, SUMS, File, digest_of, missing_shards,
 from tandem.weights.origin import Origin
 
 DEFAULT_DIRECTORY: Final = Path.home() / ".cache" / "tandem" / "weights"
-"""Of a person's own processes, unless they say otherwise."""
+"""Default cache directory of processes that a user runs."""
 _MARK: Final = ".tandem.json"
 _LOOK_S: Final = 0.2
 

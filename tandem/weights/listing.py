@@ -10,13 +10,13 @@ import msgspec
 from tandem.core.errors import TandemError
 
 SUMS: Final = "SHA256SUMS"
-"""As `sha256sum` writes it: the checksums of files where their origin knows none."""
+"""Name of the file with the checksums of files whose origin knows none, in the format of `sha256sum`."""
 INDEX: Final = "model.safetensors.index.json"
 _WANTED: Final = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt")
 _TEXTS: Final = ("*.json", "*.jinja")
 _TOKENIZER: Final = "tokenizer.json"
 TEXT_BYTES_MAX: Final = 64 << 20
-"""Of one file that is no weights."""
+"""Size limit, in bytes, of one file that does not hold weights."""
 _PICKLES: Final = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 
@@ -108,7 +108,7 @@ def header_problem(name: str, head: bytes, size: int) -> str | None:
 
 
 def header_bytes(head: bytes) -> int:
-    """How many leading bytes of a file `header_problem` has to see, from its first eight."""
+    """The number of leading bytes of a file that `header_problem` needs, from the file's first eight."""
     return 8 + int.from_bytes(head[:8], "little")
 
 

@@ -1,4 +1,4 @@
-"""From `model.source` to a directory on this node."""
+"""Resolve `model.source` to a directory on this node."""
 
 import os
 import time
@@ -30,10 +30,10 @@ def bring_model(
     tell: Callable[[Progress], None] = lambda progress: None,
     environment: Mapping[str, str] = os.environ,
 ) -> Brought:
-    """The model that `model.source` means, on this node. What is a directory stays where it is and is checked;
+    """Bring the model that `model.source` names to this node. A directory stays where it is and is checked;
     everything else goes through the cache. Credentials are in the environment.
 
-    Raises as `WeightsCache.bring`, and `bad_setting` for a source that is none.
+    Raises as `WeightsCache.bring`, and `bad_setting` for an invalid source.
     """
     source = parse_source(text, revision, volumes)
     if source.scheme == "file":

@@ -77,7 +77,7 @@ class OciOrigin:
         return {"authorization": f"Bearer {self._token}"} if self._token else {}
 
     def _log_in(self, challenge: str) -> None:
-        """Get a token from where the registry says. Raises `bad_model`."""
+        """Get a token from the address that the registry names. Raises `bad_model`."""
         from base64 import b64encode
         from urllib.parse import urlencode
 

@@ -15,7 +15,7 @@ from tandem.weights.s3_signature import Credentials, canonical_path, canonical_q
 from tandem.weights.web import Web, refuse
 
 _PAGES_MAX: Final = 100
-"""Of a thousand names each."""
+"""Limit on the pages of a listing, of a thousand names each."""
 
 
 class S3Origin:

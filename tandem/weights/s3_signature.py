@@ -1,7 +1,7 @@
 """AWS Signature Version 4 of a GET without a body, as the S3 documentation describes it. Pure.
 
-The usual client library asks for a version of `python-dateutil` that the Kubernetes client refuses; a GET needs no
-more of it than this.
+The usual client library requires a version of `python-dateutil` that the Kubernetes client refuses; a GET needs no
+more of the library than this signature.
 """
 
 import hashlib

@@ -1,4 +1,4 @@
-"""Where a model's files are, as users write it in `model.source`."""
+"""Parse `model.source`, which says where a model's files are."""
 
 import re
 from dataclasses import dataclass

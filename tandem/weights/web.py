@@ -13,7 +13,7 @@ _CONNECT_S: Final = 10.0
 _SILENCE_S: Final = 30.0
 _CURE: Final = "check model.credentialsSecret, and router.cache.credentialsSecret where it is a router that reads"
 _BODY_MAX: Final = 64 << 20
-"""Of an answer that is read whole: listings and manifests."""
+"""Size limit, in bytes, of an answer that is read whole: listings and manifests."""
 
 
 class Web:
@@ -86,7 +86,7 @@ def refuse(what: str, response: httpx.Response) -> None:
 
 
 def _plain(headers: httpx.Headers) -> dict[str, str]:
-    """Without what described the encoded body."""
+    """The headers without those that described the encoded body."""
     return {name: value for name, value in headers.items() if name not in ("content-encoding", "content-length")}
 
 

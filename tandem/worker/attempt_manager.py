@@ -1,6 +1,7 @@
-"""Attempts on their way through the engine: submits in, outputs and reports out, each exactly once.
+"""Manage attempts on their way through the engine: submits in, outputs and reports out, each exactly once.
 
-Synchronous. Sessions are known by number; what is to be said to one goes through `say`, which ignores the dead.
+Synchronous. Sessions are identified by number; messages to a session go through `say`, which ignores sessions that
+are gone.
 """
 
 from collections.abc import Callable, Container
@@ -71,8 +72,8 @@ class AttemptManager:
         self._on_end = on_end
         self._works = 0
         self._progressed: dict[int, dict[int, int]] = {}
-        """By session, attempts that get on and have brought nothing since: their handles, and how many of their
-        prompt tokens have been computed."""
+        """By session, the attempts that make progress and have produced nothing since: their handles, and how many of
+        their prompt tokens have been computed."""
 
     def __len__(self) -> int:
         return len(self._table)
@@ -125,7 +126,7 @@ class AttemptManager:
         self._engine.cancel(attempt.work_id, sequence)
 
     def provide_first(self, session_id: int, first: ProvideFirst) -> None:
-        """The router tells the position after the forced ones; its text came from another worker."""
+        """Take the position after the forced ones from the router; its text came from another worker."""
         attempt = self._table.by_handle(session_id, first.handle)
         output = attempt.outputs.get(first.sequence) if attempt is not None else None
         if attempt is None or output is None or output.finished:
@@ -158,7 +159,7 @@ class AttemptManager:
         return handed + shared + self._resumable_attempts.exports()
 
     def overdue_s(self, now: float) -> float:
-        """By how much a resumable attempt is held beyond its lease."""
+        """Seconds for which a resumable attempt has been held beyond its lease."""
         return self._resumable_attempts.overdue_s(now)
 
     def check(self, sessions: Container[int]) -> None:
@@ -203,7 +204,7 @@ class AttemptManager:
     # -- from the engine --
 
     def report(self, report: StepReport) -> None:
-        """Tell the routers what a step brought about: outputs first, then failures, then reports."""
+        """Report to the routers the results of a step: outputs first, then failures, then reports."""
         self.keeper.stored(report.kv if report.space is None else report.space)
         if report.load is not None:
             self._reuse.heard(report.load)
@@ -233,13 +234,13 @@ class AttemptManager:
             self._say(session_id, Progressed(tuple(told), tuple(told.values())))
 
     def fetched(self, attempt: Attempt, fetched: FetchReport) -> None:
-        """The fetch of an attempt has ended. Of a hand-off its router hears at once."""
+        """Note that the fetch of an attempt has ended. The end of a hand-off is reported to its router at once."""
         self._reuse.learn(fetched)
         if fetched.handed_over:
             self._transferred(attempt, fetched)
 
     def _transferred(self, attempt: Attempt, fetched: FetchReport) -> None:
-        """A hand-off has ended. A canary that was not brought ends too."""
+        """Report to the router that a hand-off has ended. A canary whose hand-off failed ends too."""
         submit = attempt.submit
         self._say(attempt.session_id, transferred(submit, fetched))
         if fetched.first is not None:
@@ -249,10 +250,10 @@ class AttemptManager:
             self._engine.cancel(attempt.work_id)
 
     def _relay_first(self, attempt: Attempt, first: FirstTokens) -> None:
-        """The pull brought the first tokens: the engine emits what the router has not provided yet.
+        """Have the engine emit those first tokens from the pull that the router has not provided yet.
 
-        It does not bring their log-probabilities. Where these are wanted only the router can provide a first token,
-        or have it drawn here.
+        The pull does not bring their log-probabilities. Where these are wanted, only the router can provide a first
+        token, or have it drawn here.
         """
         if attempt.submit.sampling.logprobs is not None:
             return
@@ -300,7 +301,8 @@ class AttemptManager:
             raise _invalid("prompt_logprobs", "log-probabilities of a prompt need mode local and logprobs")
 
     def _adapter_hash(self, submit: Submit) -> str:
-        """Of the LoRA adapter it names. Raises `invalid_request` for one that is not here."""
+        """The content hash of the LoRA adapter that `submit` names. Raises `invalid_request` for one that is not
+        loaded here."""
         if not submit.adapter:
             return ""
         for adapter in self._identity.info.adapters:

@@ -1,4 +1,4 @@
-"""Gives resumable attempts to routers that claim them, with everything that was said of them."""
+"""Give resumable attempts to the routers that claim them, with everything that was reported about them."""
 
 from collections.abc import Callable
 
@@ -24,7 +24,8 @@ from tandem.worker.resumable_attempts import ResumableAttempt, ResumableAttempts
 
 
 class AttemptResume:
-    """One per desk, over its table. `say` tells a session something and ignores those that are gone."""
+    """Resumes attempts; one per `AttemptManager`, over its table. `say` sends a message to a session and ignores
+    sessions that are gone."""
 
     def __init__(
         self, table: AttemptTable, holding: ResumableAttempts, clock: Clock, say: Callable[[int, RouterMessage], None]
@@ -41,7 +42,7 @@ class AttemptResume:
             self._resumable_attempts.add(attempt)
 
     def keep(self, session_id: int, keep: RetainOutputs) -> None:
-        """The router tells what it accepted from another worker."""
+        """Keep the outputs that the router accepted from another worker."""
         held = self._resumable_attempts.at(session_id, keep.handle)
         if held is not None and held.attempt.log is not None:
             for output in keep.outputs:
@@ -74,7 +75,7 @@ class AttemptResume:
             held.failure = failure
 
     def ended(self, attempt: Attempt, report: AttemptReport) -> None:
-        """The attempt has ended; what was said of it stays for a while."""
+        """Note that the attempt has ended; its outputs and report stay for a while."""
         self._resumable_attempts.ended(attempt, report, self._clock.now())
 
     def _tell(self, held: ResumableAttempt) -> None:

@@ -23,7 +23,7 @@ class Stamp:
 
 @dataclass(frozen=True)
 class SpanMaker:
-    """Makes spans of one service. `worker` tells which of its workers it was."""
+    """Makes spans of one service. `worker` identifies the worker of that service."""
 
     service: str
     worker: str

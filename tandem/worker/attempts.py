@@ -20,7 +20,7 @@ _TENANTS_MAX = 8192
 
 
 class Output:
-    """One branch as it is being told to the router. `position` is the next one, counted from 1."""
+    """The output of one branch as it is reported to the router. `position` is the next position, counted from 1."""
 
     __slots__ = ("finished", "first_position", "position", "text", "untold", "untold_text")
 
@@ -30,7 +30,7 @@ class Output:
         self.position = first_position
         self.finished = False
         self.untold: list[int] = []
-        """The latest tokens, which the router has not been told, and their text."""
+        """The latest tokens, which have not been sent to the router; `untold_text` is their text."""
         self.untold_text = ""
 
 
@@ -46,17 +46,18 @@ class Attempt:
     """Clock seconds."""
     outputs: dict[int, Output] = field(default_factory=dict)
     bringing: KvLoadSpec = field(default_factory=KvLoadSpec)
-    """Where leading blocks of its prompt may come from besides a hand-off."""
+    """Where leading blocks of the attempt's prompt may come from besides a hand-off."""
     prefilled: PrefillStatus = field(default_factory=PrefillStatus)
     """Whether the prompt of a hand-off has been computed."""
     confirmed: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set once the router has said that what its hand-off has not brought is to be computed here."""
+    """Set once the router has confirmed that this worker is to compute what the attempt's hand-off has not
+    brought."""
     reuse: str = ""
     """The decision about bringing leading blocks of its prompt, and the reason."""
     pinned: int = 0
-    """How many leading blocks of its prompt are kept as it asked."""
+    """Number of leading blocks of the attempt's prompt that are kept as it asked."""
     fetch: FetchReport | None = None
-    """How its fetch has ended."""
+    """The report of how the attempt's fetch has ended."""
     whole: FetchReport | None = None
     """The report of what its hand-off had brought when the last block was there, which is before its fetch ends."""
     failed: bool = False
@@ -114,7 +115,7 @@ class AttemptTable:
         self._tombstones: dict[tuple[int, int], None] = {}
         self._leases: dict[tuple[int, int], str] = {}
         self._tenants: dict[int, str] = {}
-        """Tenant salts of the works that ended last."""
+        """Tenant salts of the requests that ended last, by work id."""
 
     def __len__(self) -> int:
         return len(self._by_work)
@@ -134,7 +135,7 @@ class AttemptTable:
         return attempt
 
     def tenant_of(self, work_id: int) -> str | None:
-        """The tenant salt of a work that is running, or has ended not long ago: the last blocks of an answer are
+        """The tenant salt of a request that is running or ended recently, since the last blocks of an answer are
         named some moments after its end. None when it is not known."""
         attempt = self._by_work.get(work_id)
         return self._tenants.get(work_id) if attempt is None else attempt.submit.tenant_salt

@@ -1,4 +1,4 @@
-"""Which blocks a worker has, told to every router: snapshots in pieces, then counted deltas."""
+"""Report to every router which blocks a worker has: snapshots in pieces, then counted deltas."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -36,7 +36,7 @@ class BlockEvents:
         return self._epoch, self._count
 
     def change(self, change: KvChange, tier: str = POOL) -> tuple[KvDelta, ...]:
-        """The deltas that tell of a change of one tier, usually one."""
+        """The deltas that report a change of one tier; usually one delta."""
         if not (change.stored or change.removed):
             return ()
         pieces = max(_pieces(change.stored), _pieces(change.removed))

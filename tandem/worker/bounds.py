@@ -52,7 +52,7 @@ def check_drain(drain: Drain) -> None:
 
 
 def check_split(command: PublishSplit) -> None:
-    """Raise `invalid_request` for a record that is too long to be told to every router."""
+    """Raise `invalid_request` for a record that is too long to be sent to every router."""
     size = len(msgspec.msgpack.encode(command.record))
     if size > _RECORD_BYTES_MAX:
         problem = f"record: it has {size} bytes, {_RECORD_BYTES_MAX} are the most"

@@ -47,7 +47,7 @@ class CanaryResult:
         return tuple(f"{path}: {error.code}: {error.message}" for path, error in self.broken.items())
 
     def check(self) -> None:
-        """Raise the first error when no transport works, naming all."""
+        """When no transport works, raise an error with the code of the first failure and a message that names all."""
         if self.broken and not self.carried:
             code = next(iter(self.broken.values())).code
             raise TandemError(code, f"this worker's own canary failed on every transport: {'; '.join(self.problems)}")
@@ -142,7 +142,8 @@ class SelfCanary:
 
 
 class _Trip:
-    """One canary under way, under two handles. `judged` once its end is known, `freed` once both works are over."""
+    """One canary in progress, under two handles. `judged` is set once its result is known, `freed` once both of its
+    requests are over."""
 
     def __init__(self, prefill: int, decode: int) -> None:
         self.prefill = prefill

@@ -20,7 +20,7 @@ from tandem.worker.settings import HostSettings
 
 
 class KvFetcher(Protocol):
-    """Brings the blocks of a work (`kv_transfer.fetch.Fetcher`)."""
+    """Fetches the blocks of a request (`kv_transfer.fetch.Fetcher`)."""
 
     async def fetch(
         self,
@@ -31,9 +31,9 @@ class KvFetcher(Protocol):
         prefilled: PrefillStatus | None,
         failed: OnHandOffFailed,
     ) -> FetchReport:
-        """Always ends with `fetch_ended` on the block space, also when cancelled. `whole` hears what a hand-off has
-        brought once its last block has landed; `prefilled` says once its prompt is computed; `failed` is asked before
-        the engine computes what a hand-off has not brought."""
+        """Fetch blocks. Always ends with `fetch_ended` on the block space, also when cancelled. `whole` receives the
+        report of what a hand-off has brought once its last block has landed. `prefilled` says once the hand-off's
+        prompt is computed. `failed` is called before the engine computes what a hand-off has not brought."""
         ...
 
 
@@ -52,7 +52,7 @@ class Publisher(Protocol):
         ...
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Publish until cancelled."""
         ...
 
     async def close(self) -> None:
@@ -61,7 +61,7 @@ class Publisher(Protocol):
 
 
 OpenPublisher = Callable[[Hello, Callable[[], Mapping[str, Sequence[bytes]]]], Publisher]
-"""From the worker's introduction, and from what gives everything it has by tier."""
+"""Makes a publisher from the worker's `Hello` and a function that gives the names of everything it has, by tier."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,8 @@ class WorkerDeps:
     open_tiers: OpenTiers | None = None
     """Makes the worker's own tiers once its engine has loaded; None when nothing is kept below its pool."""
     open_publisher: OpenPublisher | None = None
-    """Makes who tells an index beyond the links what the worker has; None when there is no such index."""
+    """Makes the publisher that reports to an index beyond the links which blocks the worker has; None when there is
+    no such index."""
     open_hashing: OpenHashing = InlineHashing
     """Makes who checks blocks that arrive."""
     hardware: str = ""

@@ -1,8 +1,8 @@
-"""Token ids to text, one id at a time: a pure function of prompt tail and ids.
+"""Detokenize token ids into text, one id at a time: a pure function of prompt tail and ids.
 
-Decoders are not additive: a token may be part of a character, and sentencepiece-style decoders treat the first
-token of a text differently. So a window of recent ids is decoded twice, without and with the new ones, and what
-the second text has more is the new text. It is given out once it does not end in an unfinished character.
+Decoders are not additive: a token may be part of a character, and sentencepiece-style decoders treat the first token
+of a text differently. So a window of recent ids is decoded twice, without and with the new ids; the new text is what
+the second result has beyond the first. The new text is released once it does not end in an unfinished character.
 """
 
 from collections.abc import Sequence
@@ -11,10 +11,11 @@ from typing import Final, Protocol
 REPLACEMENT: Final = "\N{REPLACEMENT CHARACTER}"
 
 PROMPT_TAIL: Final = 6
-"""How many tokens of the prompt give the first output token its context."""
+"""Number of prompt tokens that give the first output token its context."""
 
 _PENDING_MAX: Final = 16
-"""A character has at most 4 bytes; an id run this long without a whole character is given out as it is."""
+"""Length of an id run without a whole character at which its text is released as it is; a character has at most 4
+bytes."""
 
 
 class Decoder(Protocol):

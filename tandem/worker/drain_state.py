@@ -1,4 +1,4 @@
-"""How a worker leaves: by when, and what became of the attempts it still held."""
+"""The drain of a worker: its deadline, and what became of the attempts that the worker still held."""
 
 import asyncio
 from dataclasses import dataclass
@@ -18,7 +18,8 @@ class DrainResult:
 
 
 class DrainState:
-    """Owned by the host. A worker that has been asked to leave never stays longer than it first said."""
+    """The drain of one worker, owned by its host. A worker that has been asked to leave never stays longer than it
+    first announced."""
 
     def __init__(self, worker_id: str, clock: Clock) -> None:
         self._worker_id = worker_id

@@ -36,7 +36,7 @@ _DESCRIPTORS: Final = "/dev/fd"
 
 
 class Flips:
-    """How many blocks to come are still to be damaged."""
+    """Damages blocks that arrive; `due` is the number of blocks still to be damaged."""
 
     def __init__(self) -> None:
         self.due = 0

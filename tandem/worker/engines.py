@@ -1,4 +1,5 @@
-"""From settings to an engine with its decoder: the embedded torch engine, vLLM, or the simulated one in real time."""
+"""Build an engine with its decoder from settings: the embedded torch engine, vLLM, or the simulated one in real
+time."""
 
 import importlib.util
 from collections.abc import Callable
@@ -52,7 +53,7 @@ ProgressCallback = Callable[[float, str], None]
 def build_engine(
     settings: WorkerSettings, decoder: Decoder, clock: Clock, epoch: int, progress: ProgressCallback
 ) -> BuiltEngine:
-    """The engine the settings ask for. Raises `bad_setting`."""
+    """Build the engine that the settings ask for. Raises `bad_setting`."""
     scheduler = scheduler_settings(settings)
     if settings.engine == "vllm":
         return _vllm(settings, scheduler, decoder, clock, epoch, progress)
@@ -61,7 +62,7 @@ def build_engine(
 
 
 def scheduler_settings(settings: WorkerSettings) -> SchedulerSettings:
-    """How much runs at once, and waits."""
+    """The scheduler's settings: how much runs at once, and how much waits."""
     return replace(settings.scheduler, queue_s=settings.deadlines.queue_s, kv_wait_s=settings.deadlines.kv_wait_s)
 
 
@@ -89,8 +90,8 @@ def _vllm(
 
 
 def stage_settings(settings: WorkerSettings, memory_bytes: int) -> StageSettings:
-    """Of the stage of a vLLM worker: its size is that of the DRAM tier, by default a part of the `memory_bytes` that
-    are here. Raises `bad_setting` for two sizes that differ."""
+    """Settings of the stage of a vLLM worker. The stage has the size of the DRAM tier, by default a part of the
+    `memory_bytes` of this machine. Raises `bad_setting` for two sizes that differ."""
     stage, tier_bytes = settings.stage, settings.tiers.dram_bytes
     if tier_bytes and stage.memory_bytes not in (None, tier_bytes):
         problem = f"stage.memory_bytes = {stage.memory_bytes}: set tiers.dram_bytes alone, which is the same memory"
@@ -108,7 +109,8 @@ def stage_settings(settings: WorkerSettings, memory_bytes: int) -> StageSettings
 
 
 def vllm_settings(settings: WorkerSettings) -> VllmSettings:
-    """Of a worker with that engine, or of a node that follows one. Raises `bad_setting` where there is no vLLM."""
+    """vLLM settings of a worker with that engine, or of a node that follows one. Raises `bad_setting` where vLLM is
+    not installed."""
     if importlib.util.find_spec("vllm") is None:
         problem = "engine = 'vllm': vLLM is not installed here; `make setup-vllm` makes an environment that has it"
         raise TandemError("bad_setting", problem, param="engine")
@@ -146,7 +148,7 @@ def _given(settings: WorkerSettings, engine: EngineSettings) -> EngineSettings:
 
 
 def _simulated(settings: WorkerSettings) -> SimulatedModel:
-    """A simulated model has no files: its name alone says what it is."""
+    """The simulated model that the settings describe. It has no files: its name alone identifies it."""
     model = settings.simulated.resolved
     if settings.model_name is not None:
         model = replace(model, name=settings.model_name)

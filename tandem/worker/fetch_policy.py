@@ -1,4 +1,4 @@
-"""How many leading blocks of a prompt are worth bringing here instead of computing them: a pure decision."""
+"""Decide how many leading blocks of a prompt are worth fetching instead of computing them. The decision is pure."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ class FetchOption:
 
 @dataclass(frozen=True)
 class FetchDecision:
-    """The first `blocks` blocks are to be brought, which should take `seconds` instead of `otherwise_s`."""
+    """The decision to fetch the first `blocks` blocks, which should take `seconds` instead of `otherwise_s`."""
 
     blocks: int = 0
     seconds: float = 0.0

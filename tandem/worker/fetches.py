@@ -83,8 +83,8 @@ class Fetches:
             self._told(attempt, report)
 
     async def _ask(self, attempt: Attempt, report: FetchReport) -> None:
-        """The hand-off of an attempt has failed: tell its router, and wait for its word. Without one what is missing
-        is computed all the same once its router should have judged."""
+        """Report to the router that the hand-off of an attempt has failed, and wait for its confirmation. Without
+        one, the missing blocks are computed all the same once the router should have judged."""
         self._told(attempt, report)
         with suppress(TimeoutError):
             async with asyncio.timeout(self._unjudged_s):

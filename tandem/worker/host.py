@@ -54,7 +54,7 @@ from tandem.worker.waiting import at_most
 _log = logging.getLogger(__name__)
 
 _REASON_CHARS_MAX: Final = 512
-"""Of why a link has ended: the other end may have said it."""
+"""Limit on the characters of the reason why a link has ended, which may come from the other end."""
 _IDLE: Final = Load(0, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0, 0)
 
 
@@ -131,7 +131,7 @@ class WorkerHost:
         return self._desk.leases_wanted()
 
     def overdue_s(self, now: float) -> float:
-        """By how much something is held beyond its lease."""
+        """Seconds for which anything has been held beyond its lease."""
         return self._desk.overdue_s(now)
 
     def check(self) -> None:
@@ -172,7 +172,7 @@ class WorkerHost:
             self.publisher.become(self.hello())
 
     def hello(self) -> Hello:
-        """How this worker introduces itself now."""
+        """The `Hello` with which this worker introduces itself now."""
         shapes = self._tiers.shapes if self._tiers is not None else ()
         return self.identity.hello(
             self.incarnation.epoch, self.drain_state.left_s is not None, not self.ready, shapes
@@ -199,7 +199,8 @@ class WorkerHost:
 
     @contextmanager
     def _linked(self, session: Session) -> Iterator[None]:
-        """Until the link is lost, or brings what means nothing: neither is this worker's failure."""
+        """Context that ends a session when its link is lost or brings a message without meaning; neither is a failure
+        of this worker."""
         try:
             yield
         except TandemError as error:
@@ -284,7 +285,7 @@ class WorkerHost:
     # -- engine --
 
     def listen(self, report: StepReport) -> None:
-        """The engine's listener: tell every router what a step brought about for it."""
+        """The engine's listener: report to every router what a step brought about for it."""
         self._fence()
         self._desk.report(report)
         for work_id in report.withdrawn:

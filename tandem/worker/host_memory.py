@@ -1,10 +1,10 @@
-"""How much host memory this process may use: the limit of its cgroup, or what the machine has."""
+"""Determine how much host memory this process may use: the limit of its cgroup, or the memory of the machine."""
 
 from pathlib import Path
 from typing import Final
 
 _LIMITS: Final = ("sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory/memory.limit_in_bytes")
-"""As a container sees its own, in version 2 and version 1."""
+"""Files with the memory limit of a container's own cgroup, as the container sees them: version 2 and version 1."""
 
 
 def host_memory_bytes(root: Path = Path("/")) -> int:

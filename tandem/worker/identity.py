@@ -16,8 +16,8 @@ MODES: Final = MappingProxyType(
         "auto": ("decode", "local", "prefill"),
     }
 )
-"""The modes of `Submit` each role accepts. A worker that decodes takes mode `prefill` to hand over what it has, one
-of role `auto` also to compute prompts for others: routers say when."""
+"""The modes of `Submit` that each role accepts. A worker that decodes takes mode `prefill` to hand over the blocks it
+has; one of role `auto` takes it also to compute prompts for other workers, when routers say so."""
 
 
 def root_name(info: EngineInfo) -> bytes:
@@ -39,7 +39,7 @@ class Identity:
     canary: str = ""
     problems: tuple[str, ...] = ()
     kv_events: bool = True
-    """Whether this worker tells which blocks it has."""
+    """Whether this worker reports which blocks it has."""
     hardware: str = ""
 
     def hello(self, epoch: int, draining: bool, unready: bool = False, tiers: tuple[TierCost, ...] = ()) -> Hello:

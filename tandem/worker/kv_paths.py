@@ -1,4 +1,4 @@
-"""The transports of a process that serves KV, and what it says of them when it starts: which are encrypted."""
+"""Open the transports of a process that serves KV, and log at start which of them are encrypted."""
 
 import logging
 import os
@@ -63,7 +63,7 @@ class KvPaths:
         return TcpTransport(TcpSettings(kv.host, kv.port, kv.advertise, limits=kv.limits), ours, self._meter)
 
     def _nixl(self) -> Transport:
-        """Over whatever UCX has, which is said at once."""
+        """The NIXL transport over whatever fabric UCX has, which is logged at once."""
         kv = self._kv
         devices = sorted(os.listdir(RDMA_DEVICES)) if os.path.isdir(RDMA_DEVICES) else []
         fabric = expected(devices, os.environ)

@@ -1,4 +1,4 @@
-"""Both ends of KV transfer on one worker: a prefill worker lets others pull, a decode worker pulls, and each does
+"""Both ends of KV transfer on one worker. A prefill worker lets others pull, a decode worker pulls, and each does
 both to itself while it proves that it can."""
 
 from collections.abc import Collection, Mapping, Sequence
@@ -24,7 +24,7 @@ class KvSide(Protocol):
 
     @property
     def served(self) -> Mapping[str, str]:
-        """Where this worker's blocks can be pulled now, by transport, in order of preference."""
+        """The addresses at which this worker's blocks can be pulled now, by transport, in order of preference."""
         ...
 
     @property

@@ -8,7 +8,7 @@ from typing import Final
 _LATEST: Final = 16
 """Fetches that count. When things change for good, half as many make the new figures the usual ones."""
 _RATE_OVER: Final = 100.0
-"""So many times the rate guessed first is believed at most, whatever noise says."""
+"""Multiple of the rate guessed first beyond which no rate is believed, whatever noise suggests."""
 
 
 class MedianLine:
@@ -43,7 +43,7 @@ class MedianLine:
         return 1.0 / self._slope
 
     def expected_s(self, size: int) -> float:
-        """How long `size` bytes will take."""
+        """Seconds that `size` bytes are expected to take."""
         return self._latency_s + self._slope * size
 
 

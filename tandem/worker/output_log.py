@@ -11,7 +11,7 @@ _OUTPUT_BYTES: Final = 160
 """About what one output takes in memory besides its text and log-probabilities."""
 _LOGPROB_BYTES: Final = 64
 _PER_MESSAGE: Final = 256
-"""Outputs per message when they are said again."""
+"""Outputs per message when they are sent again."""
 
 
 class OutputLog:
@@ -26,14 +26,16 @@ class OutputLog:
             self.keep(output)
 
     def add(self, output: SequenceOutput) -> None:
-        """This worker said it. A position that is here already (the router told it first) is not kept twice."""
+        """Add an output of this worker. A position that is here already (the router provided it first) is not kept
+        twice."""
         outputs = self._sequences.setdefault(output.sequence, [])
         if output.position == _next(outputs):
             outputs.append(output)
             self.size += _size(output)
 
     def keep(self, output: SequenceOutput) -> None:
-        """Another worker said it. Of a position that this worker passed on it may know more: the logprobs."""
+        """Add an output of another worker. For a position that this worker passed on, it may add the logprobs that
+        are missing here."""
         outputs = self._sequences.setdefault(output.sequence, [])
         if output.position == _next(outputs):
             outputs.append(output)

@@ -1,4 +1,4 @@
-"""Whether, and where else than to its links, a worker or store tells which blocks it has."""
+"""Decide whether a worker or store publishes which blocks it has, and where besides its links."""
 
 from kv_transfer.index.redis_settings import RedisSettings
 from tandem.core.clock import Clock

@@ -6,12 +6,15 @@ from typing import Final
 from tandem.worker.median_line import MedianLine
 
 _BYTES_MIN: Final = 1 << 16
-"""Of other processes' blocks: less is mostly tails, which are not brought for themselves."""
+"""Size in bytes from which a fetch of another process's blocks counts. Smaller fetches are mostly tails, which are
+not fetched for themselves."""
 _KEPT_S: Final = 60.0
-"""How long figures count. Afterwards nothing is known, so that what was slow once is tried again."""
+"""Seconds for which observed figures count. After that nothing is known, so that an origin that was slow once is
+tried again."""
 _DOWN: Final = 0.5
 _UP: Final = 0.02
-"""Besides its fetch a work may wait for others, so those that went on soon say what it takes."""
+"""Weight of an observation above the current estimate. A request may wait for others besides its fetch, so those that
+went on soon show what the fetch itself takes."""
 _BYTES_PER_S: Final = 1e9
 """Bytes per second that an unknown peer or store is assumed to bring once it has begun. The rest of a first fetch was
 waiting, which a larger fetch does not repeat. Where the assumption is too high, the next fetches show it; were it too
@@ -37,8 +40,8 @@ class Rates:
         has to be requested, and the blocks that it brought wait for the next step."""
 
     def observe(self, kind: str, size: int, seconds: float, now: float, guess: float | None = None) -> None:
-        """So many bytes came in so many seconds. `guess` (bytes/s) is the rate that was believed before; without it
-        the first fetch says it."""
+        """Record that `size` bytes came in `seconds`. `guess` (bytes/s) is the rate that was assumed before; without
+        it the first fetch determines the rate."""
         if size <= 0 or seconds <= 0 or (guess is None and size < _BYTES_MIN):
             return
         known = self._fresh(kind, now)
@@ -57,12 +60,12 @@ class Rates:
         self.around_s += weight * (min(max(0.0, seconds), 4 * self.around_s) - self.around_s)
 
     def expected_s(self, kind: str, size: int, now: float) -> float | None:
-        """How long so many bytes will take, or None when nothing was seen of late."""
+        """Seconds that `size` bytes are expected to take, or None when nothing was observed recently."""
         known = self._fresh(kind, now)
         return known.line.expected_s(size) if known is not None else None
 
     def bytes_per_s(self, kind: str, now: float) -> float | None:
-        """At what rate more bytes would come in a fetch that takes place anyway."""
+        """The rate at which more bytes would come in a fetch that takes place anyway."""
         known = self._fresh(kind, now)
         return known.line.bytes_per_s if known is not None else None
 

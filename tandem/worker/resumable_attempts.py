@@ -1,8 +1,8 @@
-"""Resumable attempts: what a worker keeps of them beyond its router's link and their own end, and for how long.
+"""Resumable attempts: what a worker keeps of them beyond their router's link and their own end, and for how long.
 
-While its router is there a running attempt needs nothing. When the router is lost the attempt goes on under a lease;
-what an ended one has said stays under a lease too, as the client may not have got all of it. Decisions only: no I/O,
-no clock, and nothing is freed here.
+While its router is there, a running attempt needs nothing. When the router is lost, the attempt goes on under a
+lease. The outputs of an attempt that has ended stay under a lease too, as the client may not have received all of
+them. Decisions only: no I/O, no clock, and nothing is freed here.
 """
 
 from dataclasses import dataclass
@@ -121,7 +121,7 @@ class ResumableAttempts:
         return tuple(over)
 
     def overdue_s(self, now: float) -> float:
-        """By how much the longest held is beyond its lease; 0 when none is."""
+        """Seconds by which the attempt held longest is beyond its lease; 0 when none is."""
         return max((now - held.until for held in self._held.values() if held.until is not None), default=0.0)
 
     def exports(self) -> tuple[str, ...]:

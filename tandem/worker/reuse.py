@@ -16,13 +16,14 @@ from tandem.worker.fetch_policy import FetchDecision, FetchOption, choose_fetch
 from tandem.worker.rates import Rates
 
 _STRETCHES_MAX: Final = 16
-"""Places among which the end of what is brought from tiers is chosen."""
+"""Limit on the places considered as the end of what is fetched from tiers."""
 _ELSEWHERE: Final = ("peer", "store")
 _NOTHING: Final = KvLoadSpec()
 
 
 class Reuse:
-    """Owned by the desk of one worker. Without tiers and sources nothing is ever brought."""
+    """Decides which blocks to fetch for a request; owned by the `AttemptManager` of one worker. Without tiers and
+    sources nothing is ever fetched."""
 
     def __init__(self, space: BlockSpace | None, tiers: Tiers | None, clock: Clock, how: str = "auto") -> None:
         self._space = space
@@ -37,7 +38,7 @@ class Reuse:
         self._load = load
 
     def learn(self, report: FetchReport) -> None:
-        """The fetch of a work has ended."""
+        """Learn from the fetch of a request that has ended."""
         now = self._clock.now()
         own = [brought for brought in report.brought if brought.origin not in _ELSEWHERE]
         for brought in report.brought:
@@ -56,8 +57,8 @@ class Reuse:
             self._rates.held_up(_around_s(report.brought, stats))
 
     def begin(self, work_id: int, submit: Submit) -> tuple[KvLoadSpec, str]:
-        """Tell the engine what of a work that has just been submitted is to be fetched first. Gives where from, and
-        why so."""
+        """Tell the engine which blocks of a request that has just been submitted are to be fetched first. Gives where
+        they come from, and the reason."""
         space = self._space
         if space is None or submit.canary or self._how == "never" or (self._tiers is None and not submit.sources):
             return _NOTHING, ""
@@ -96,8 +97,9 @@ class Reuse:
                 yield FetchOption(end, seconds, source.kind)
 
     def _own_s(self, tiers: Tiers, found: Sequence[str], size: int) -> float:
-        """Own tiers are read at the same time. Each says what reading costs, behind what is being read; what has been
-        learned is how long all of it takes, until the engine has the blocks."""
+        """Seconds to fetch blocks from the worker's own tiers, which are read at the same time. Each tier estimates
+        the cost of reading, behind what is being read; the learned figures give how long all of it takes, until the
+        engine has the blocks."""
         now = self._clock.now()
         learned = (self._rates.expected_s(tier, count * size, now) for tier, count in Counter(found).items())
         return max(tiers.expected_s(found, size), *(seconds or 0.0 for seconds in learned))
@@ -128,11 +130,12 @@ class Reuse:
 
 
 def _around_s(brought: Sequence[OriginReport], stats: RequestStats) -> float:
-    """By how much a fetch held up its work beyond the time in which blocks came.
+    """Seconds for which a fetch held up its request beyond the time in which blocks came.
 
-    A prompt of which nothing is brought is computed by the step that is planned when it is admitted. So what counts
-    is the time from then to the step that computed what was left; that a work waits to be admitted, it does in any
-    case. An engine that does not tell its steps has the prompt from its submission on, and goes on when all is here.
+    A prompt without fetched blocks is computed by the step that is planned when the request is admitted. So what
+    counts is the time from admission to the step that computed what was left; the wait for admission happens in any
+    case. An engine that does not report its steps has the prompt from its submission on, and continues when all
+    blocks are here.
     """
     if stats.computing is None or stats.admitted is None:
         return min(each.started for each in brought) - stats.submitted
@@ -144,12 +147,13 @@ def _unknown(start: int, end: int) -> float:
 
 
 def _patience_s(worth: FetchDecision) -> float:
-    """How long bringing may take: what doing without would."""
+    """Seconds that a fetch may take: the time that doing without it would take."""
     return worth.otherwise_s if worth.otherwise_s != inf else worth.seconds
 
 
 def _cuts(found: Sequence[str]) -> list[int]:
-    """After how many blocks the tier changes, the end included; not too many places, should they lie scattered."""
+    """The numbers of blocks after which the tier changes, the end included; limited in number where the tiers
+    alternate often."""
     cuts, at = list[int](), 0
     for _, run in groupby(found):
         at += len(list(run))

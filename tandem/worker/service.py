@@ -54,7 +54,7 @@ class WorkerService:
         self._running = asyncio.Event()
         self._started = False
         self.address = ""
-        """Where routers dial, once `serve` has returned."""
+        """The address that routers dial, once `serve` has returned."""
 
     @property
     def host(self) -> WorkerHost:

@@ -11,7 +11,7 @@ _HANDLES_MAX: Final = 4096
 
 @dataclass
 class Session:
-    """An accepted link. `heard` is when the router last sent anything (worker's clock)."""
+    """An accepted link. `heard` is the time of the router's last message (worker's clock)."""
 
     session_id: int
     link: WorkerLink

@@ -1,8 +1,9 @@
-"""Where the routers of a service agree on who takes prompts for others: every worker keeps the latest record.
+"""The record on which the routers of a service agree about which workers take prompts for others: every worker keeps
+the latest.
 
-Routers know nothing of each other, and every one has a link to every worker. So workers lend the right to decide: the
-router whose record a worker keeps is the only one that it takes another from, until that one has been silent for the
-length of its lease. What is kept says nothing to the worker itself.
+Routers know nothing of each other, and each has a link to every worker. So workers lend the right to decide. A worker
+accepts a new record only from the router whose record it keeps, until that router has been silent for the length of
+its lease. The record means nothing to the worker itself.
 """
 
 from collections.abc import Iterable
@@ -27,7 +28,7 @@ class SplitRegistry:
         self._until = float("-inf")
 
     def publish(self, command: PublishSplit, sender: Listener, routers: Iterable[Listener], now: float) -> None:
-        """Keep the record and tell `routers`, or tell the sender alone which one is kept instead."""
+        """Keep the record and send it to `routers`, or send the sender alone the record that is kept instead."""
         if self._refuses(command.record, now):
             self.tell((sender,), now)
             return

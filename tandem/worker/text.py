@@ -66,8 +66,8 @@ class TextStream:
         return self._matcher.matched
 
     def plain(self, token: int) -> str | None:
-        """The text of the next output token when that is all there is to it; else None, and it was not taken:
-        `feed` tells the rest."""
+        """The text of the next output token when the token brings nothing else. Otherwise None, and the token was not
+        taken: `feed` gives the rest."""
         if self._matched_as_it_comes or self._pending or self._suppressed > self.released:
             return None
         self.tokens += 1

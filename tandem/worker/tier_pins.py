@@ -9,7 +9,8 @@ from tandem.engine.protocol import BlockSpace, KvChange
 
 
 class TierPins:
-    """Owned by the desk. `tenant_of` gives the tenant salt of a work, None when it is not known here."""
+    """Pins of a worker's own tiers; owned by the `AttemptManager`. `tenant_of` gives the tenant salt of a request,
+    None when it is not known here."""
 
     def __init__(self, space: BlockSpace | None, tiers: Tiers | None, tenant_of: Callable[[int], str | None]) -> None:
         self._space = space

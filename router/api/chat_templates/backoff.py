@@ -1,4 +1,4 @@
-"""For how long a template that was given up is not tried again."""
+"""The back-off during which a template that was given up is not tried again."""
 
 from typing import Final
 
@@ -8,10 +8,11 @@ _SMALL_BYTES: Final = 8192
 
 
 class TemplateBackoff:
-    """Of one template. Each time that it is given up again after its time was over is twice as long.
+    """The back-off of one template. It doubles each time that the template is given up again after the previous
+    back-off was over.
 
-    A template that takes too much for a large conversation may be fine for ordinary ones: those of less than half the
-    size are still tried, down to a size that every template has to manage.
+    A template that takes too much for a large conversation may be fine for ordinary ones. Conversations of less than
+    half the size are still tried, down to a size that every template has to manage.
     """
 
     def __init__(self) -> None:
@@ -21,7 +22,7 @@ class TemplateBackoff:
         self.why = ""
 
     def left_s(self, size_bytes: int, now: float) -> float:
-        """For how long a conversation of this size is refused; 0 when it is not."""
+        """Seconds for which a conversation of `size_bytes` is still refused; 0 when it is not refused."""
         return max(0.0, self._until - now) if size_bytes >= self._from_bytes else 0.0
 
     def give_up(self, size_bytes: int, now: float, why: str) -> None:

@@ -28,7 +28,7 @@ _PROBE: Final = "probe"
 _TEXT_PART: Final = {"type": "text", "text": _PROBE}
 _IMAGE_PART: Final = {"type": "image"}
 _LEAKS: Final = re.compile(r"""['"](type|image)['"]""")
-"""In a prompt: a list of parts was written out as it is."""
+"""Matches in a prompt where the template wrote a list of parts out as it was."""
 _TEMPLATE_FAULTS = (jinja2.TemplateError, TypeError, ValueError, LookupError, ArithmeticError, RecursionError)
 
 

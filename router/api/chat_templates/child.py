@@ -125,7 +125,7 @@ def _prepare(parent: int, memory_bytes_max: int) -> None:
 
 
 def main(socket_fd: int, parent: int, memory_bytes_max: int) -> None:
-    """Until the parent closes its end, or is gone."""
+    """Serve the parent until it closes its end or is gone."""
     _prepare(parent, memory_bytes_max)
     with socket.socket(fileno=socket_fd) as connection:
         try:

@@ -48,7 +48,7 @@ class ChildReply(NamedTuple):
 
 
 class ProcessExit(NamedTuple):
-    """How the process ended, and whether that is what comes of the template it was busy with."""
+    """How the process ended, and whether the template that it was rendering is to blame."""
 
     why: str
     blamed: bool
@@ -86,8 +86,8 @@ class TemplateProcess:
         return self._process.pid
 
     def request(self, number: int, definition: Definition, wall: float, asked: bytes) -> bytes:
-        """The frame that asks for a conversation, to be sent before the next is made; for the samples when `asked`
-        is empty."""
+        """The frame that asks for a conversation, or for the samples when `asked` is empty. Send it before the next
+        frame is made."""
         forget = number not in self._known and len(self._known) >= _KNOWN_MAX
         if forget:
             self._known.clear()
@@ -145,7 +145,7 @@ class TemplateProcess:
         self._process.kill()
 
     def ending(self, size_bytes: int) -> ProcessExit | None:
-        """How it ended while it was busy with a request of this size; None while it is still about to."""
+        """How the process ended while it was busy with a request of `size_bytes`; None while it has not ended yet."""
         status = self._process.poll()
         if status is None:
             return None

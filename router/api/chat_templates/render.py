@@ -1,4 +1,4 @@
-"""From text and messages to token ids, and from one token id back to its bytes.
+"""Conversion of text and messages to token ids, and of one token id back to its bytes.
 
 A `Renderer` belongs to one model. `FileRenderer` reads the model's `tokenizer.json` and chat template;
 `SimpleRenderer` serves models that have no files (the simulated engine). Neither needs torch.
@@ -43,17 +43,18 @@ class Renderer(Protocol):
 
     @property
     def cuts(self) -> SplitPoints | None:
-        """Where rendered text can be cut and tokenized piece by piece; None where it has to be done at once."""
+        """The points where rendered text can be cut and tokenized piece by piece; None where it must be tokenized at
+        once."""
         ...
 
     @property
     def dialect(self) -> Dialect:
-        """In which forms the model writes tool calls and reasoning."""
+        """The forms in which the model writes tool calls and reasoning."""
         ...
 
     @property
     def defaults(self) -> Defaults:
-        """How to draw for requests that leave it open."""
+        """The sampling defaults for requests that leave them open."""
         ...
 
     async def render(self, messages: Sequence[Message], tools: Tools | None = None, bounds: Bounds = AMPLE) -> str:
@@ -160,7 +161,8 @@ class FileRenderer:
         return pack_tokens(self._encode(text, special=True))
 
     def _encode(self, text: str, *, special: bool) -> list[int]:
-        """As `Tokenizer.encode`, which takes a third longer because it finds out where each token was in the text."""
+        """Encode like `Tokenizer.encode`, which takes a third longer because it also locates each token in the
+        text."""
         (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=special)
         return encoding.ids
 

@@ -1,8 +1,8 @@
-"""`Templates` rendered by a process beside the router, so that no template holds the loop, the interpreter or memory.
+"""Renders `Templates` in a process beside the router, so that no template holds the loop, the interpreter or memory.
 
-Requests go to the process in their order, a few ahead of their answers. A template that takes too much for one ends
-with the process (`template_child`): that request fails, a new process goes on with the others, and the
-template is not tried again for a while (`template_lease`).
+Requests go to the process in order, a few ahead of their answers. A template that takes too much for one request ends
+with the process (`child`): that request fails, a new process continues with the others, and the template is
+not tried again for a while (`backoff`).
 """
 
 import asyncio
@@ -70,7 +70,8 @@ class _Rendering:
 
 
 class HelperTemplates:
-    """One per router. How many conversations wait is bounded by the bytes of bodies in hand (`BodyBudget`)."""
+    """Renders the chat templates of one router in a helper process. The bytes of bodies in hand (`BodyBudget`) bound
+    the number of conversations that wait."""
 
     def __init__(self, clock: Clock, memory_bytes_max: int = MEMORY_BYTES_MAX) -> None:
         self.clock = clock
@@ -80,10 +81,10 @@ class HelperTemplates:
         self._process: TemplateProcess | None = None
         self._waiting: deque[_Rendering] = deque()
         self._sent: deque[_Rendering] = deque()
-        """In the order of their answers: the process is busy with the first."""
+        """Renderings sent to the process, in the order of their answers; the process is busy with the first."""
         self._unsent = bytearray()
         self._loop: asyncio.AbstractEventLoop | None = None
-        """Where the process is read from."""
+        """The event loop on which the process is read from."""
         self._stall: asyncio.TimerHandle | None = None
         self._stalled = False
         self._ending = False
@@ -244,7 +245,7 @@ class HelperTemplates:
             self._send()
 
     def _watch(self) -> None:
-        """See to it that the process gets on with the first request."""
+        """Bound the time that the process may take for the first request."""
         if self._stall is not None:
             self._stall.cancel()
             self._stall = None
@@ -268,7 +269,8 @@ class HelperTemplates:
         self._find_out(process, busy_with)
 
     def _find_out(self, process: TemplateProcess, busy_with: _Rendering | None) -> None:
-        """Why the process has ended: that can be told a moment after its end of the socket has closed."""
+        """Find out why the process has ended, which can be known only a moment after its end of the socket has
+        closed."""
         ending = process.ending(len(busy_with.asked) if busy_with is not None else 0)
         if ending is None:
             asyncio.get_running_loop().call_later(_LOOK_S, self._find_out, process, busy_with)

@@ -1,6 +1,6 @@
-"""Where chat templates are rendered: `Templates` is the seam.
+"""The `Templates` interface, behind which chat templates are rendered.
 
-What a template does is said by a model's files, so a router renders none of them on its own loop:
+A model's files determine what a template does, so a router renders none of them on its own loop:
 `router.api.chat_templates.supervisor` has a process for it. `InlineTemplates` is for templates that are known.
 """
 

@@ -1,4 +1,4 @@
-"""Between the tokens of an exchange and a gRPC call: a bounded queue of encoded chunks."""
+"""A bounded queue of encoded chunks between the tokens of an exchange and a gRPC call."""
 
 import asyncio
 from collections import deque
@@ -15,7 +15,8 @@ EncodeChunk = Callable[[int, tuple[int, ...], str, tuple[TokenLogprob, ...], str
 class ChunkStream:
     """An `Answer` that is read with `next`.
 
-    Holds at most `bytes_max` for a client that does not read; then it fails with `slow_client` and tells `on_slow`.
+    It holds at most `bytes_max` for a client that does not read; beyond that it fails with `slow_client` and calls
+    `on_slow`.
     """
 
     from_start = False
@@ -63,7 +64,7 @@ class ChunkStream:
         self._bytes_max = float("inf")
 
     def flush(self) -> None:
-        """From now on the bound holds again, for what is beyond that."""
+        """Apply the bound again from now on, to the bytes beyond those queued now."""
         self._bytes_max = self._limit + self._bytes
 
     def finish(self, usage: Usage) -> None:

@@ -18,16 +18,16 @@ from router.api.settings import ApiSettings
 from tandem.core.errors import TandemError
 
 ENVELOPE_BYTES: Final = 64 << 10
-"""By how much a message may be larger than what is accepted and still be refused by name: gRPC itself ends the call
-of a larger one (`RESOURCE_EXHAUSTED`)."""
+"""Bytes by which a message may exceed the accepted size and still be refused by name; gRPC itself ends the call of a
+larger message (`RESOURCE_EXHAUSTED`)."""
 _CROWDED_S: Final = 1.0
-"""How long a message may take while other calls wait for their turn."""
+"""Seconds that a message may take while other calls wait for their turn."""
 
 Context = grpc.aio.ServicerContext[bytes, bytes]
 
 
 class MessageReader:
-    """Of one server."""
+    """Reads the messages of one server."""
 
     def __init__(self, settings: ApiSettings) -> None:
         self._settings = settings
@@ -36,7 +36,7 @@ class MessageReader:
             max(1, settings.bodies_bytes_max // (settings.body_bytes_max + ENVELOPE_BYTES))
         )
         self._reading: dict[asyncio.Timeout, float] = {}
-        """By what bounds them, since when."""
+        """The time at which each message that is being read began, by the timeout that bounds it."""
 
     @property
     def most_bytes(self) -> int:

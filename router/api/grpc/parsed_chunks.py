@@ -17,8 +17,8 @@ EncodeDelta = Callable[
 
 
 class ParsedChunks(ChunkStream):
-    """As `ChunkStream`, for one generation, told from its beginning; the client has what lies before `after` tokens
-    and `chars` characters of each sequence."""
+    """A `ChunkStream` for one generation, whose output is parsed from its beginning. The client already has the first
+    `after` tokens and `chars` characters of each sequence."""
 
     from_start = True
 

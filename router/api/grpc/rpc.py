@@ -150,7 +150,7 @@ def _object(text: str, param: str) -> dict[str, Any]:
 
 
 def _structure(structure: pb.Structure) -> dict[str, Any]:
-    """As `structured_outputs` of the REST interface."""
+    """The structure in the form of `structured_outputs` in the REST interface."""
     match structure.WhichOneof("kind"):
         case "json_object":
             return {"json_object": structure.json_object}
@@ -168,7 +168,7 @@ def _structure(structure: pb.Structure) -> dict[str, Any]:
 def encode_chunk(
     request_id: str, parts: ChunkParts, positions: Sequence[int] = (), said: ParsedDelta | None = None
 ) -> bytes:
-    """A chunk with tokens; `positions` are for a resumable request, `said` is what its text was read as."""
+    """Encode a chunk with tokens; `positions` are for a resumable request, `said` is what its text was parsed as."""
     chunk = pb.GenerateChunk(
         request_id=request_id, index=parts.index, tokens=parts.tokens, text=parts.text, positions=positions
     )

@@ -26,9 +26,9 @@ from tandem.core.errors import TandemError
 
 ERROR_METADATA: Final = "tandem-error-bin"
 _HANDSHAKE_MS: Final = 10_000
-"""How long a connection may take to say that it speaks HTTP/2."""
+"""Milliseconds that a connection may take to say that it speaks HTTP/2."""
 _IDLE_MS: Final = 300_000
-"""How long a connection is kept without a call; clients connect again when they have one."""
+"""Milliseconds for which a connection without a call is kept; clients reconnect when they have a call."""
 
 
 class PublicGrpc:
@@ -146,7 +146,8 @@ class PublicGrpc:
 
 
 class _Call:
-    """One running `Generate` or `Resume`. Of a resumable request chunks tell their place, beginning with `after`."""
+    """One running `Generate` or `Resume`. Chunks of a resumable request carry their position, beginning with
+    `after`."""
 
     def __init__(
         self,

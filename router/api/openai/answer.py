@@ -59,7 +59,7 @@ class Choice(msgspec.Struct, frozen=True, gc=False):
 
 
 class Format(Protocol):
-    """How one flavour of the interface writes its answers."""
+    """Writes the answers of one flavour of the interface."""
 
     @property
     def tail(self) -> bytes:
@@ -220,7 +220,8 @@ class CompletionFormat:
 
 
 def usage_object(usage: Usage) -> dict[str, Any]:
-    """OpenAI's `usage`. Where the cached tokens were found is left out when no worker has told."""
+    """OpenAI's `usage` object. The tiers in which cached tokens were found are left out when no worker has reported
+    them."""
     details: dict[str, Any] = {"cached_tokens": usage.cached_tokens}
     if usage.by_tier is not None:
         found = usage.by_tier
@@ -265,7 +266,8 @@ def _closing(label: Label) -> bytes:
 
 
 def with_reason(choice: dict[str, Any], stop_reason: str | int | None) -> dict[str, Any]:
-    """`stop_reason` says which stop string or token ended a sequence; OpenAI has no field for it."""
+    """Add `stop_reason` to a choice: the stop string or token that ended the sequence, for which OpenAI has no
+    field."""
     if stop_reason is not None:
         choice["stop_reason"] = stop_reason
     return choice

@@ -1,6 +1,6 @@
-"""From bytes to a request structure; whatever does not fit is answered with the parameter's name.
+"""Decodes bytes into a request structure; anything that does not fit is answered with the parameter's name.
 
-A good body is decoded in one pass. Only a refused one is looked at again, parameter by parameter, to say what is
+A valid body is decoded in one pass. Only a refused body is examined again, parameter by parameter, to say what is
 wrong with it.
 """
 

@@ -17,7 +17,8 @@ from tandem.core.request import Sampling
 AUTO: Final = "auto"
 NEUTRAL_VALUES: Final = "vllm"
 SETTINGS: Final = (AUTO, NEUTRAL_VALUES)
-"""As vLLM's argument of that name calls them; a directory of its own, vLLM's third choice, there is not."""
+"""Values of the setting, named as in vLLM's argument of that name. vLLM's third choice, a directory of its own, is
+not available."""
 
 TOP_P_MIN: Final = 1e-6
 """Value that stands for `top_p: 0`: only the likeliest token is left."""
@@ -26,8 +27,8 @@ _FILE: Final = "generation_config.json"
 
 
 class Defaults(msgspec.Struct, frozen=True):
-    """`unseeded` and `seeded` are how to draw for a request that says nothing else; `max_tokens` None means what is
-    left of the context."""
+    """Defaults for requests. `unseeded` and `seeded` are the sampling of a request that says nothing else;
+    `max_tokens` None means the rest of the context."""
 
     unseeded: Sampling = Sampling(seeded=False)
     seeded: Sampling = Sampling(seeded=True)
@@ -52,7 +53,8 @@ def check_setting(name: str, value: str) -> None:
 
 
 def defaults_of(generation: Mapping[str, Any], setting: str = AUTO) -> Defaults:
-    """Of the object in a model's generation_config.json. Raises `bad_model` for a value that no request may have."""
+    """The defaults from the object in a model's generation_config.json. Raises `bad_model` for a value that no
+    request may have."""
     stated = {} if setting == NEUTRAL_VALUES else {key: generation.get(key) for key in _RANGES}
     values = {key: _number(key, value) for key, value in stated.items() if value is not None}
     if not values:

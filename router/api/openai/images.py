@@ -11,7 +11,7 @@ from tandem.core.errors import TandemError
 from tandem.core.images import IMAGES_MAX, PIXELS_MAX, Size, size_of
 
 FEATURE: Final = "images"
-"""Of engines that take them (`EngineInfo.features`)."""
+"""Feature of engines that take images (`EngineInfo.features`)."""
 _URLS: Final = ("data:image/",)
 _SCHEME_CHARACTERS: Final = 16
 _BASE64: Final = ";base64"

@@ -1,6 +1,6 @@
-"""From request parameters to how tokens are drawn and when a sequence ends.
+"""Converts request parameters into sampling and the conditions that end a sequence.
 
-Ranges were checked while decoding; here are the rules that tie parameters to each other and to the model.
+Ranges were checked while decoding; the rules here tie parameters to each other and to the model.
 """
 
 from typing import Any, Final, TypeGuard
@@ -38,8 +38,8 @@ def check(request: ChatRequest | CompletionRequest) -> None:
 
 
 def sampling(request: ChatRequest | CompletionRequest, vocab_size: int, defaults: Defaults = NEUTRAL) -> Sampling:
-    """How to draw: as the request says, else as `defaults` do. Raises `invalid_request` for a biased token that the
-    model does not have."""
+    """The sampling for a request: as the request says, else as `defaults` do. Raises `invalid_request` for a biased
+    token that the model does not have."""
     plain = defaults.unseeded if request.seed is None else defaults.seeded
     said = (
         request.temperature,

@@ -25,7 +25,7 @@ class ParsedChatFormat(ChatFormat):
     def said(
         self, index: int, said: ParsedDelta, logprobs: Any, finish: str | None, stop_reason: str | int | None
     ) -> bytes:
-        """The event for what was said; empty when there is nothing to tell."""
+        """The event for parsed output; empty when there is nothing to report."""
         if not said and logprobs is None and finish is None:
             return b""
         choice = {"index": index, "delta": _delta(said), "logprobs": logprobs, "finish_reason": finish}

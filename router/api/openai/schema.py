@@ -77,7 +77,7 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     priority: Annotated[int, Meta(ge=-1000, le=1000)] | None = None
     resumable: bool | None = None
     prompt_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
-    """How many alternatives to report beside every token of the prompt, as vLLM's clients ask for it."""
+    """Number of alternatives to report beside every token of the prompt, as vLLM's clients ask for it."""
     return_token_ids: bool | None = None
     """Whether the answer, which is not streamed then, has the ids of its tokens and of the prompt's."""
 
@@ -164,7 +164,7 @@ class Tool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class NamedFunction(msgspec.Struct, frozen=True):
-    """Which function has to be called."""
+    """The function that has to be called."""
 
     name: str
 

@@ -1,6 +1,6 @@
 """Prompts in answers: `echo`, and log-probabilities of a prompt's tokens in OpenAI's and in vLLM's form.
 
-An engine tells a prompt's log-probabilities with the first token of its first sequence (`TokenLogprob.prompt`).
+An engine reports a prompt's log-probabilities with the first token of its first sequence (`TokenLogprob.prompt`).
 """
 
 from collections.abc import Sequence
@@ -31,7 +31,8 @@ class Scoring(msgspec.Struct, frozen=True, gc=False):
     prompt_logprobs: int | None
 
     def number(self, index: int, choices: int) -> int:
-        """Of which prompt one of so many choices is, which are numbered prompt by prompt."""
+        """The number of the prompt to which choice `index` of `choices` belongs; choices are numbered prompt by
+        prompt."""
         return index * len(self.prompts) // choices
 
     def text(self, number: int, vocabulary: Vocabulary) -> str:
@@ -43,7 +44,7 @@ class Scoring(msgspec.Struct, frozen=True, gc=False):
 
 
 def alternatives_asked(request: ChatRequest | CompletionRequest) -> int | None:
-    """How many alternatives beside every prompt token an engine has to tell; None where it scores no prompt."""
+    """Number of alternatives that an engine must report beside every prompt token; None where it scores no prompt."""
     echoed = request.logprobs if isinstance(request, CompletionRequest) and request.echo else None
     asked = [count for count in (request.prompt_logprobs, echoed) if count is not None]
     return max(asked, default=None)
@@ -127,7 +128,7 @@ def _first(prompt: Sequence[int], vocabulary: Vocabulary) -> str:
 
 
 def wanted_logprobs(request: ChatRequest | CompletionRequest) -> int | None:
-    """How many alternatives per generated token; None when no logprobs are wanted."""
+    """Number of alternatives to report per generated token; None when no logprobs are wanted."""
     if isinstance(request, ChatRequest):
         return (request.top_logprobs or 0) if request.logprobs else None
     return request.logprobs

@@ -1,7 +1,7 @@
-"""Parameters other servers know and this one refuses by name, each with the values that ask for nothing.
+"""Parameters that other servers know and this one refuses by name, each with the values that ask for nothing.
 
-A client that spells out the default (`echo: false`) is served; one that relies on the feature learns at once that
-it is not there, instead of getting an answer without it.
+A client that spells out the default (`echo: false`) is served. A client that relies on the feature learns at once
+that it is missing, instead of getting an answer without it.
 """
 
 from types import MappingProxyType

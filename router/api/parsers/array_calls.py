@@ -24,7 +24,7 @@ class ArrayCalls:
         return self._held + (self._call.held if self._call is not None else "")
 
     def taken(self, text: str, at: int, said: ParsedDelta) -> int:
-        """How far the array, or what of it is right, goes in `text` from `at` on."""
+        """Parse the array, or the valid part of it, in `text` from `at` on. Gives the position where it ends."""
         end = len(text)
         while at < end and not (self.ended or self.broken):
             at = self._in_call(self._call, text, at, said) if self._call is not None else self._between(text, at)
@@ -63,7 +63,7 @@ class ArrayCalls:
 
 
 class ArrayParser:
-    """Output that is nothing but such an array, as a grammar asks for it; anything else is content."""
+    """Parses output that is only an array of calls, as a grammar asks for it; anything else is content."""
 
     def __init__(self, calls: Calls) -> None:
         self._array: ArrayCalls | None = ArrayCalls(calls)
@@ -87,7 +87,7 @@ class ArrayParser:
 
 
 class NamedParser:
-    """Output that is nothing but the arguments of one call, as a grammar asks for them."""
+    """Parses output that is only the arguments of one call, as a grammar asks for them."""
 
     def __init__(self, calls: Calls, name: str) -> None:
         self._calls = calls

@@ -55,7 +55,7 @@ class CallObject:
         self.broken = False
 
     def taken(self, text: str, at: int, said: ParsedDelta) -> int:
-        """How far the object, or what of it is right, goes in `text` from `at` on."""
+        """Parse the object, or the valid part of it, in `text` from `at` on. Gives the position where it ends."""
         end = len(text)
         while at < end and not (self.ended or self.broken):
             at = self._between(text, at, said) if self._value is None else self._within(text, at, said)
@@ -118,7 +118,7 @@ class CallObject:
         return end
 
     def _streams(self) -> bool:
-        """Whether the value of this key goes on as it comes."""
+        """Whether the value of the current key is passed on as it arrives."""
         return self._key in ARGUMENTS and bool(self._name) and self._args is None
 
     def _take(self, said: ParsedDelta) -> None:

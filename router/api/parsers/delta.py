@@ -37,7 +37,7 @@ class Parser(Protocol):
         ...
 
     def finish(self, said: ParsedDelta) -> None:
-        """There is no more."""
+        """End the output: no more text follows."""
         ...
 
 
@@ -125,7 +125,7 @@ class Prose:
 
 
 def partial(text: str, tags: tuple[str, ...]) -> int:
-    """How long the longest end of a text is that begins one of the tags without being all of it."""
+    """The length of the longest suffix of `text` that is a proper prefix of one of `tags`; 0 when there is none."""
     return max(
         (
             length

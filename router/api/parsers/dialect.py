@@ -1,4 +1,5 @@
-"""In which forms a model writes tool calls and reasoning: as its service says, or as its chat template shows."""
+"""Finds the formats in which a model writes tool calls and reasoning, as its service sets them or as its chat
+template shows them."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -60,7 +61,8 @@ SILENT: Final = Dialect()
 
 
 def dialect_of(template: str, settings: ParserSettings, *, takes_tools: bool, special: Collection[str]) -> Dialect:
-    """From the source of a chat template; `special` are the texts of the special tokens."""
+    """The dialect that `settings` and the source of a chat template give; `special` are the texts of the special
+    tokens."""
     tools = _shown_tools(template) if settings.tools == AUTO else settings.tools
     reasoning = settings.reasoning == "think" or (settings.reasoning == AUTO and _shows_reasoning(template))
     return Dialect(
@@ -73,7 +75,8 @@ def dialect_of(template: str, settings: ParserSettings, *, takes_tools: bool, sp
 
 
 def _shown_tools(template: str) -> str:
-    """The format that a template writes earlier calls in, or asks for."""
+    """The format in which a template writes earlier tool calls, or for which it asks; empty when none is
+    recognized."""
     if hermes.OPEN in template and _XML_CALLS not in template:
         return "hermes"
     if mistral.TAG in template:

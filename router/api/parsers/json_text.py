@@ -14,7 +14,8 @@ _DEPTH_MAX: Final = 256
 
 
 class JsonText:
-    """One JSON value, from its first character on. `taken` says when it has `ended` or turned out to be `broken`."""
+    """One JSON value, read from its first character on. `taken` sets `ended` when the value is complete, and `broken`
+    when it turns out to be malformed."""
 
     __slots__ = ("_escape", "_expected", "_quoted", "_stack", "_word", "broken", "ended")
 
@@ -31,8 +32,8 @@ class JsonText:
         self.broken = False
 
     def taken(self, text: str, at: int) -> int:
-        """How far the value, or what of it is right, goes in `text` from `at` on. A number at the top ends before
-        the first character that is none of it."""
+        """The index in `text` up to which the value, or the valid part of it, extends from `at` on. A number at the
+        top level ends before the first character that does not belong to it."""
         end = len(text)
         while at < end and not (self.ended or self.broken):
             if self._quoted:

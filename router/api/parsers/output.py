@@ -1,4 +1,4 @@
-"""Which parsers a request's answer goes through, and the parsers themselves, one chain per sequence."""
+"""Selects the parsers for a request's answer, and defines the parsers themselves, one chain per sequence."""
 
 from hashlib import blake2b
 
@@ -13,7 +13,8 @@ from router.api.parsers.think import ThinkParser
 
 
 class ParserSpec(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How the text of an answer is read. Travels with a resumable request, so fields are only ever added."""
+    """How the text of an answer is parsed. The spec travels with a resumable request, so fields are only ever
+    added."""
 
     calls: str = ""
     """The format of tool calls: `hermes`, `llama3_json`, `mistral`; `array` and `named` for what a grammar makes the
@@ -21,7 +22,7 @@ class ParserSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     names: tuple[str, ...] = ()
     """The tools that may be called; with `named` the one that is."""
     single: bool = False
-    """At most one call is wanted."""
+    """Whether at most one tool call is wanted."""
     reasoning: bool = False
     opened: bool = False
     """The prompt ends with the tag that opens reasoning."""
@@ -51,7 +52,7 @@ class OutputParser:
         self._content(text, said)
 
     def finish(self, said: ParsedDelta) -> None:
-        """There is no more."""
+        """Add to `said` what the parsers still hold at the end of the sequence."""
         if self._think is not None:
             reasoning, text = self._think.finish()
             said.reasoning += reasoning

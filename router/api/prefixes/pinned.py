@@ -24,7 +24,7 @@ class PrefixSettings:
     ttl_s_max: float = 7 * 86400.0
     replicas_max: int = 8
     prefixes_max: int = 1024
-    """Of all tenants together."""
+    """Upper bound on the pinned prefixes of all tenants together."""
 
 
 class Prefix(msgspec.Struct):

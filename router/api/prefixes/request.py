@@ -23,7 +23,7 @@ class PrefixRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Priority of the prefix's pins: when pins have to give way, those with the lowest priority go first."""
     ttl_s: Annotated[float, Meta(gt=0.0)] | None = None
     replicas: Annotated[int, Meta(ge=1)] | None = None
-    """On how many workers."""
+    """The number of workers on which to pin the prefix."""
     cache_salt: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
     timeout: Annotated[float, Meta(gt=0.0)] | None = None
 

@@ -73,7 +73,7 @@ class PrefixRest:
     async def _carry_out(
         self, call: HttpRequest, arrival: RequestContext, order: PendingPin, headers: tuple[Header, ...]
     ) -> None:
-        """Until the prefix is pinned or the client has gone, which ends the work for it."""
+        """Work until the prefix is pinned or the client has gone, which ends the work for the prefix."""
         loop = asyncio.get_running_loop()
         work = loop.create_task(self._desk.carry_out(arrival, order), name=f"prefix {arrival.request_id}")
         left = loop.create_task(gone(call.receive), name=f"client of {arrival.request_id}")

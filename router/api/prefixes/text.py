@@ -1,4 +1,4 @@
-"""The tokens that a conversation or a text surely begins with, however it goes on."""
+"""Computes the tokens with which a conversation or a text certainly begins, however it goes on."""
 
 from collections.abc import Sequence
 from itertools import takewhile

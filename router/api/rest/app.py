@@ -52,7 +52,7 @@ _PROBES: Final = ("/health", "/ready", METRICS)
 
 
 class _NoRevisions(msgspec.Struct, frozen=True):
-    """Of a router whose core does not count."""
+    """The revision listing of a router whose core keeps no counts."""
 
     object: str = "list"
     data: tuple[str, ...] = ()

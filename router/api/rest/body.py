@@ -18,9 +18,9 @@ class ClientGone(Exception):
 async def read_body(
     receive: Receive, announced: bytes | None, settings: ApiSettings, share: BodyShare, bytes_max: int | None = None
 ) -> bytes:
-    """The whole body, of at most so many bytes (default: what the settings say). Raises `body_too_large` before
-    reading more than that, `deadline_exceeded` when the client stops sending, `queue_full` when too much is in hand,
-    and `ClientGone`."""
+    """The whole body, of at most `bytes_max` bytes (default: the bound in the settings). Raises `body_too_large`
+    before reading more than that, `deadline_exceeded` when the client stops sending, `queue_full` when too many bytes
+    of bodies are in hand, and `ClientGone`."""
     most = settings.body_bytes_max if bytes_max is None else bytes_max
     if announced is not None and announced.isdigit() and int(announced) > most:
         raise _too_large(int(announced), most)

@@ -13,7 +13,7 @@ from tandem.core.messages import TokenLogprob
 
 
 class ParsedStream(StreamedAnswer):
-    """As `StreamedAnswer`, with deltas of content, reasoning and tool calls."""
+    """A `StreamedAnswer` with deltas of content, reasoning and tool calls."""
 
     def __init__(
         self,

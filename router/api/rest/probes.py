@@ -29,8 +29,8 @@ class Page:
 
 
 class Probes:
-    """An ASGI application. `not_ready` says why a request could not be served now, `metrics` renders the process's
-    metrics for Prometheus."""
+    """An ASGI application for probes. `not_ready` gives the reason why a request could not be served now, and
+    `metrics` renders the process's metrics for Prometheus."""
 
     def __init__(self, not_ready: Callable[[], str | None], metrics: Callable[[], bytes]) -> None:
         self._not_ready = not_ready

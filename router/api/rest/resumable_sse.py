@@ -18,8 +18,8 @@ _encode = msgspec.json.Encoder().encode
 
 
 class ResumableAnswer(StreamedAnswer):
-    """As `StreamedAnswer`, for one generation. It begins after `after` tokens of each sequence, whose texts are
-    `chars` long."""
+    """A `StreamedAnswer` for one generation. It begins after `after` tokens of each sequence, whose texts are `chars`
+    long."""
 
     from_start = False
 

@@ -27,7 +27,8 @@ def lacks(needs: Needs, worker: WorkerView) -> str | None:
 def prefer_warm(
     needs: Needs, workers: list[WorkerView], leave_out: Callable[[WorkerView, str], None]
 ) -> list[WorkerView]:
-    """Without those that would have to load the adapter first, as long as the others are not much busier."""
+    """The workers without those that would have to load the adapter first, as long as the others are not much
+    busier."""
     warm = [worker for worker in workers if needs.adapter in worker.warm]
     others = [worker for worker in workers if needs.adapter not in worker.warm]
     if not warm or not others:

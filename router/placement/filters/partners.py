@@ -1,4 +1,4 @@
-"""Which prefill workers may hand a prompt to which decode worker. Pure."""
+"""Finds the prefill workers that may hand a prompt to a decode worker. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -39,7 +39,7 @@ class Partners:
         return partners
 
     def sentences(self) -> tuple[str, ...]:
-        """Which pairs were left out, by reason."""
+        """Sentences that name the pairs that were left out, by reason."""
         if not self.left_out:
             return ()
         return tuple(f"{names(pairs)} left out: {reason}" for reason, pairs in self.left_out.items())

@@ -33,7 +33,7 @@ def too_small(request: PlacementRequest, worker: WorkerView, settings: Placement
 
 
 def failed(request: PlacementRequest, worker: WorkerView, settings: PlacementSettings) -> str | None:
-    """This incarnation has failed the request before."""
+    """The reason against an incarnation that has failed the request before."""
     found = request.excluded and (worker.worker_id, worker.epoch) in request.excluded
     return "it failed this request before" if found else None
 

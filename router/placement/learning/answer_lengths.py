@@ -1,4 +1,4 @@
-"""How long answers become, by how long they may become."""
+"""Learns how long answers become, by how long they may become."""
 
 from math import log2
 from typing import Final
@@ -10,7 +10,7 @@ _FORGET: Final = 1 / 20
 _WEIGHT_MAX: Final = 1e12
 _ROUNDING: Final = 1.0 + 1e-9
 _FEW: Final = 1e-3
-"""So small a share of all answers says nothing of those that lasted longer."""
+"""Share of all answers that is too small to say anything of those that lasted longer."""
 
 
 class Lengths:
@@ -23,7 +23,7 @@ class Lengths:
         self._weights = [0.0] * _BINS
         self._sums = [0.0] * _BINS
         self._weight = 1.0
-        """Of the next answer: the later ones weigh more, instead of the earlier ones less."""
+        """Weight of the next answer: later answers weigh more, instead of earlier ones less."""
         self._later: list[tuple[float, float]] | None = None
         """Weight and tokens of the answers beyond each bin, while nothing has changed."""
         self.mean = 0.0
@@ -97,7 +97,8 @@ class AnswerLengths:
         return known
 
     def expected(self, max_tokens: int, otherwise: int) -> float:
-        """At most the bound; `otherwise` where no answer of this kind has ended yet."""
+        """Output tokens that an answer is expected to have, at most its bound; `otherwise` is expected where no
+        answer of this kind has ended yet."""
         known = self.of(max_tokens)
         return min(max_tokens, max(1.0, known.mean if known is not None else otherwise))
 

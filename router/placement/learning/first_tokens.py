@@ -1,11 +1,11 @@
-"""How far off the expected times of first tokens are, learned from placements of this router. Pure.
+"""Learns from placements of this router how far off the expected times of first tokens are. Pure.
 
-A placement expects its first token after some time, and it comes sooner or later. How much so decides how sharp the
-price of a miss may be: where expectations are good, 10 % below the bound is safe, and where they are not, it is as
-good as over it. An error is the logarithm of actual over expected time, and counts by the larger of the two: how far
-off a first token of some milliseconds was says nothing of one near a bound. One stall says little: an error is
-bounded, a prompt counts at most a few times the mean, and what is known is drawn to a prior until there have been
-many. So nothing that prompts do can make the price a cliff, or flat.
+A placement expects its first token after some time, but the token comes sooner or later. The size of this error
+decides how sharp the price of a miss may be: where expectations are good, 10 % below the bound is safe, and where
+they are not, it is as good as over it. An error is the logarithm of actual over expected time, weighted by the larger
+of the two: how far off a first token of some milliseconds was says nothing of one near a bound. One stall says
+little: an error is bounded, a prompt counts at most a few times the mean, and what is known is drawn to a prior until
+there have been many prompts. So no prompts can make the price a cliff, or flat.
 """
 
 from math import log
@@ -14,12 +14,12 @@ from typing import Final
 _TWICE_LN2: Final = 2.0 * log(2.0)
 """Mean error times sharpness of the logistic distribution."""
 SHARPNESS: Final = 5.0
-"""Before anything is known: first tokens come 28 % sooner or later than expected."""
+"""The sharpness before anything is known: first tokens come 28 % sooner or later than expected."""
 SHARPNESS_MIN: Final = 2.5
 SHARPNESS_MAX: Final = 10.0
 _PRIOR: Final = _TWICE_LN2 / SHARPNESS
 _DOUBT: Final = 50.0
-"""With so many prompts half of what they say is believed."""
+"""Number of prompts at which half of what they say is believed."""
 _KEEP: Final = 1.0 - 1.0 / 200.0
 """A prompt counts that much less than the next."""
 _ERROR_MAX: Final = log(4.0)

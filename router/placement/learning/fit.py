@@ -28,7 +28,7 @@ class Fit:
         self.coefficients = self._priors
 
     def observe(self, features: Sequence[float], value: float, weight: float = 1.0) -> None:
-        """Learn from one measurement; what is not positive says nothing."""
+        """Learn from one measurement; a value that is not positive is ignored."""
         if value <= 0.0:
             return
         self.add(features, value, weight)

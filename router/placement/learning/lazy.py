@@ -7,7 +7,7 @@ Known = TypeVar("Known")
 
 
 class LazyDict(dict[str, Known]):
-    """By worker id. What has been worked out is kept until its owner drops it, because it learned something."""
+    """Values by worker id. A computed value is kept until the owner drops it because it has learned something."""
 
     def __init__(self, work_out: Callable[[str], Known]) -> None:
         super().__init__()

@@ -1,4 +1,5 @@
-"""How fast each worker is compared to all of its kind, from how long its work took and was expected to."""
+"""Learns how fast each worker is compared to all of its kind, from how long its work took and was expected to
+take."""
 
 from math import exp, log
 from statistics import median
@@ -32,11 +33,11 @@ class Faded:
 
 
 class Paces:
-    """By worker, a factor on what a shape says that all of them share. What a worker has little evidence for is
-    drawn to the median of all: one without any has it."""
+    """By worker, a factor on the times given by a shape that all workers share. The pace of a worker with little
+    evidence is drawn to the median of all; a worker without any has the median."""
 
     def __init__(self, doubt: float) -> None:
-        """With `doubt` units of evidence half of what was measured is believed."""
+        """`doubt` is the units of evidence at which half of what was measured is believed."""
         self._doubt = doubt
         self._told: dict[str, tuple[float, float]] = {}
         self._since = 0
@@ -86,9 +87,9 @@ class Paces:
 
 
 class Judged(Generic[Terms]):
-    """A worker that tells nothing of a kind whose others do: `told` is what those take. Its pace is how long its own
-    work took over that, drawn to theirs by evidence; it is theirs until there has been a window's worth of work: most
-    that have told nothing will tell soon, and better."""
+    """The pace of a worker that reports nothing, of a kind whose other workers do: `told` is what those take. The
+    pace is how long the worker's own work took over that, drawn to theirs by evidence. It is theirs until there has
+    been a window's worth of work, because most workers that have reported nothing will report soon, and better."""
 
     __slots__ = ("_doubt", "_faded", "_left", "_window", "pace", "told")
 

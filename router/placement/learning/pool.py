@@ -31,9 +31,9 @@ _OWN: Final = 4.0
 """Weight of the recent steps of all workers together, relative to one reference load."""
 _PULL: Final = 0.001
 _LONGER: Final = 4.0
-"""Of prompts that are so many times as long as its mean piece a worker has an idea."""
+"""Times the length of its mean piece up to which a worker's fit has evidence for prompts."""
 _REACH: Final = 4.0
-"""How much longer than the mean sequence some of the loads of reference are."""
+"""How many times as long as the mean sequence those of some reference loads are."""
 
 Features = tuple[float, float, float, float, float, float]
 """Steps, rows, reads, pieces, tokens and positions, as `StepSums` has them."""
@@ -96,7 +96,7 @@ class _Told:
 
 
 class Pool:
-    """All workers of one kind that tell."""
+    """All workers of one kind that report a fit of their steps."""
 
     def __init__(self, prior: Shape) -> None:
         self.shape = prior
@@ -126,7 +126,7 @@ class Pool:
         )
 
     def observe(self, worker_id: str, fit: StepFit) -> bool:
-        """A worker tells its fit. True when what is known of all others has changed by it."""
+        """Take in the fit that a worker reports. Returns True when this has changed what is known of all others."""
         told = self._told.get(worker_id)
         if told is None or _restarted(told.fit, fit):
             self._told[worker_id] = _Told(fit)
@@ -151,7 +151,7 @@ class Pool:
         self.prompts.forget(worker_id)
 
     def _means(self) -> Iterable[tuple[Features, float]]:
-        """Of each worker its mean step of late, with prompts and without, at the pace of all."""
+        """The mean of each worker's recent steps, with prompts and without, at the median pace."""
         for name, told in self._told.items():
             for window, paces in ((told.plain, self.plain), (told.prompts, self.prompts)):
                 steps = window.features[0]
@@ -201,7 +201,8 @@ def _predicted(fit: StepFit, reference: Features) -> float:
 
 
 def _say(fit: StepFit, reference: Features) -> float:
-    """How many loads of that size it has had, as far as its sums tell."""
+    """The evidence of a fit for a reference load: how many loads of that size the worker has had, as far as its sums
+    tell."""
     _, rows, _, pieces, tokens, positions = reference
     if pieces:
         sums = fit.prompts

@@ -1,7 +1,7 @@
-"""Which workers are of one kind, and what those that tell of their steps are expected to take. Pure.
+"""Groups workers by kind, and gives what those that report their steps are expected to take. Pure.
 
 A kind is what makes workers equally fast: what they compute on, the model, its revision and the engine. The first
-worker of a kind is expected to be like those of the kind that has most in common with its own.
+worker of a kind is expected to be like the workers of the kind that has most in common with its own.
 """
 
 from typing import Final
@@ -14,11 +14,12 @@ from tandem.core.messages import StepFit
 Kind = tuple[str, ...]
 """Hardware, model, revision and engine; empty where nothing is known."""
 _SAME_ENGINE: Final = 4
-"""In `_in_common`: who has it tells of its steps as those do, or will."""
+"""What an equal engine counts in `_in_common`: a worker of such a kind reports its steps as the others do, or
+will."""
 
 
 class Pools:
-    """Hands what is known of workers that tell to `prefill` and `steps`."""
+    """Passes on to `prefill` and `steps` what is known of workers that report their steps."""
 
     def __init__(self, prefill: PrefillCosts, steps: StepCosts, prior: Shape) -> None:
         self._prefill = prefill
@@ -29,8 +30,9 @@ class Pools:
         self._fits: dict[str, StepFit] = {}
 
     def observe(self, worker_id: str, kind: Kind, fit: StepFit | None) -> None:
-        """A worker's figures have come. One that tells no fit, or none yet, is taken to be like the median of its
-        kind, or of the nearest kind of its engine, and judged by what its steps and prompts take beside that."""
+        """Take in a worker's figures. A worker that reports no fit, or none yet, is taken to be like the median of
+        its kind, or of the nearest kind of its engine, and is judged by what its steps and prompts take beside
+        that."""
         if fit is None:
             if worker_id not in self._kinds and (pool := self._known(kind)) is not None:
                 self._kinds[worker_id] = kind

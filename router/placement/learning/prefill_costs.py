@@ -28,11 +28,11 @@ _FADE: Final = 0.99
 """Share of itself that a rate keeps when it is no longer reached."""
 _KEEP: Final = 0.99
 _OUTLIER: Final = 4.0
-"""A prompt counts as at most so many times slower than what is known says."""
+"""A prompt counts as at most so many times slower than what is known predicts."""
 _TOKENS_MIN: Final = 64
 """Fewer tokens say what a step takes, and not what a token does, as long as nothing longer has been measured."""
 _PULLS: Final = (0.05, 0.001, 0.05)
-"""Until prompts have varied in length, what they take is taken as per token."""
+"""Pulls to the priors. Until prompts have varied in length, their time is attributed to their tokens."""
 
 
 class PrefillTerms(NamedTuple):
@@ -61,15 +61,15 @@ class PrefillCosts:
         self._rates: dict[str, float] = {}
         """The best of late, of workers that have had no prompt alone."""
         self._told: dict[str, float] = {}
-        """The rate that a worker told last."""
+        """The rate that each worker reported last, in tokens per second."""
         self._measured = False
         self._paces = Paces(_DOUBT)
         self._faded: dict[str, Faded] = {}
         self._version = 0
         self._fitted: dict[str, PrefillTerms] = {}
-        """Of workers that tell."""
+        """Terms of the workers that report their steps, or whose kind does."""
         self._guessed: dict[str, Judged[PrefillTerms]] = {}
-        """Of workers that tell nothing, but are of a kind that does."""
+        """Judgements of workers that report nothing, but are of a kind that does."""
         self._attended: dict[str, float] = {}
         """Mean position that a computed token attended to."""
         self._terms = LazyDict[PrefillTerms](self._worked_out)
@@ -80,7 +80,7 @@ class PrefillCosts:
         return self.all_terms()[worker_id]
 
     def all_terms(self) -> Mapping[str, PrefillTerms]:
-        """By worker id, of any worker, until something is learned."""
+        """The terms of any worker, by its id, valid until something is learned."""
         if self._solved is not self._shape.coefficients or self._version != self._paces.version:
             self._solved, self._version = self._shape.coefficients, self._paces.version
             self._terms.clear()
@@ -118,8 +118,8 @@ class PrefillCosts:
     def observe_prompt(
         self, worker_id: str, computed: int, cached: int, ms: float, *, alone: bool, steps_ms: float, steps: int = 1
     ) -> None:
-        """A prompt was computed in `steps` steps that would have taken `steps_ms` together without it. Only when it
-        was `alone`, no other one before or beside it, does `ms` tell what it takes."""
+        """Learn from a prompt that was computed in `steps` steps, which would have taken `steps_ms` together without
+        it. Only when the prompt was `alone`, with no other one before or beside it, does `ms` show what it takes."""
         if computed <= 0:
             return
         self._observe_pieces(computed, steps)
@@ -155,8 +155,8 @@ class PrefillCosts:
                 self._fitted[worker_id] = terms._replace(pieces_token=self._pieces_token)
 
     def _observe_alone(self, worker_id: str, features: tuple[float, float, float], ms: float) -> None:
-        """The pace is the time of the last prompts over what the shape says of all of them: a long one weighs as much
-        as it takes."""
+        """Learn from a prompt that had the worker to itself. The pace is the time of the last prompts over what the
+        shape predicts for all of them: a long prompt weighs as much as it takes."""
         pace = self._paces.beside(worker_id)
         steps, token, position = self._shape.coefficients
         beside_ms = pace * steps * features[0]
@@ -184,7 +184,7 @@ class PrefillCosts:
         return max(found, default=None)
 
     def _told_pace(self, worker_id: str) -> float:
-        """From its best rate, compared to the formula."""
+        """The pace that follows from the worker's best reported rate, compared to the formula."""
         rate = self._rates.get(worker_id)
         _, token, position = self._shape.coefficients
         expected = token + position * self._attended.get(worker_id, 0.0)

@@ -1,10 +1,10 @@
-"""How long a decode step takes: pace · (base + s · sequences + k · attended positions).
+"""Learns how long a decode step takes: pace · (base + s · sequences + k · attended positions).
 
-The shape is one for all workers, which run the same model; the pace is each worker's own. What workers tell is a
-mean over steps, of which some computed pieces of prompts as well. Those do not count here: what a prompt takes from
-running sequences is a cost of that prompt. So a worker that has prompts says nothing, and a mean above its
-prediction, which may still have such steps in it, counts for less than one below. Of workers that tell how long
-their steps take nothing is inferred: what they tell holds. One that tells nothing is judged beside its kind's.
+The shape is one for all workers, which run the same model; the pace is each worker's own. Workers report a mean over
+steps, some of which computed pieces of prompts as well. Those do not count here: what a prompt takes from running
+sequences is a cost of that prompt. So a worker that has prompts says nothing, and a mean above its prediction, which
+may still have such steps in it, counts for less than one below. Nothing is inferred of workers that report how long
+their steps take: their reports hold. A worker that reports nothing is judged beside those of its kind.
 """
 
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ _OUTLIER: Final = 1.25
 _ABOVE: Final = 0.2
 """Weight of a step that took longer than predicted."""
 _WARM: Final = 16
-"""Observations after which predictions are good enough to tell outliers by them."""
+"""Observations after which predictions are good enough to recognize outliers by them."""
 
 
 class StepTerms(NamedTuple):
@@ -50,13 +50,13 @@ class StepCosts:
         self._faded: dict[str, Faded] = {}
         self._version = 0
         self._told: dict[str, StepTerms] = {}
-        """Of workers that tell."""
+        """Terms of the workers that report their steps, or whose kind does."""
         self._general: dict[str, StepTerms] = {}
         """The terms common to most of the workers that report, by model."""
         self._models: dict[str, str] = {}
-        """Of workers that tell, which model they compute."""
+        """The model that each worker in `_told` computes."""
         self._guessed: dict[str, Judged[StepTerms]] = {}
-        """Of workers that tell nothing, but are of a kind that does."""
+        """Judgements of workers that report nothing, but are of a kind that does."""
         self._terms = LazyDict[StepTerms](self._worked_out)
         self._solved = self._fit.coefficients
 
@@ -72,7 +72,7 @@ class StepCosts:
         return self.all_terms()[worker_id]
 
     def all_terms(self) -> Mapping[str, StepTerms]:
-        """By worker id, of any worker, until something is learned."""
+        """The terms of any worker, by its id, valid until something is learned."""
         if self._solved is not self._fit.coefficients or self._version != self._paces.version:
             self._solved, self._version = self._fit.coefficients, self._paces.version
             self._terms.clear()

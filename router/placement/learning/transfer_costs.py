@@ -1,4 +1,4 @@
-"""How fast blocks come: from other workers, from stores, and from the tiers of a worker itself."""
+"""Learns how fast blocks come: from other workers, from stores, and from the tiers of a worker itself."""
 
 from math import exp, log
 from typing import Final
@@ -11,14 +11,15 @@ _BYTES_MIN: Final = 1 << 16
 
 
 _CARRIED_SHARE: Final = 0.9
-"""Of the pulls are slower than what a way is taken to carry, as a pull may wait for what is computed or share it;"""
+"""Share of the pulls that are slower than the rate a way is taken to carry, as a pull may wait for what is computed
+or share the way;"""
 _CARRIED_STEP: Final = 0.1
 """and this, of the logarithm, bounds what one pull changes."""
 
 
 class TransferCosts:
-    """Bytes per second by the kind of holder, `peer` or `store`; and of tiers by worker, from what the worker said of
-    itself until reads have been seen."""
+    """Bytes per second by the kind of holder, `peer` or `store`; and of tiers by worker, as the worker itself
+    reported them until reads have been seen."""
 
     def __init__(self, bytes_per_s: float) -> None:
         self._prior = bytes_per_s
@@ -49,7 +50,7 @@ class TransferCosts:
             self._tiers[worker_id, tier] = known + _SHARE * (bytes_per_s - known)
 
     def read_ms(self, worker_id: str, tier: TierCost, read_bytes: int) -> float:
-        """So many bytes from one tier of a worker."""
+        """Milliseconds to read so many bytes from one tier of a worker."""
         rate = self._tiers.get((worker_id, tier.name), tier.bytes_per_s)
         return 1e3 * (tier.latency_s + read_bytes / rate) if rate > 0.0 else float("inf")
 

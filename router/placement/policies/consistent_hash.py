@@ -18,7 +18,8 @@ from router.settings import PlacementSettings
 
 
 class ConsistentHash(Stateless):
-    """By `prompt_cache_key`, else by the prompt's first `hash_tokens` tokens, else by the request's id."""
+    """Chooses workers by the hash of `prompt_cache_key`, else of the prompt's first `hash_tokens` tokens, else of the
+    request's id."""
 
     def choose(
         self,

@@ -20,16 +20,17 @@ from router.placement.view import WorkerView
 _EVERY: Final = 90
 """A little less than a hundred: a turn may have to wait for a prompt that suits."""
 _EVERY_WORKER: Final = 6
-"""In large fleets a turn comes only after so many prompts for each worker: it may just not have had one yet."""
+"""Prompts per worker after which a turn comes in large fleets: before that, the worker may just not have had one
+yet."""
 _AGAIN: Final = 8
-"""So many prompts later a turn that did not suit is looked at again."""
+"""Prompts after which a turn whose prompt did not suit is looked at again."""
 _MEET: Final = 32
 """Every so many prompts of a size, workers are met that have never had one."""
 _DEARER_MAX: Final = 3.0
 _RISKIER_MAX: Final = 1.1
 _RISK_MS: Final = 1.0
 _SLOWER: Final = 1.05
-"""So much slower than the median of the candidates is not noise any more."""
+"""Times the median of the candidates above which being slower is not noise any more."""
 _BATCH: Final = 16
 _CONTEXT: Final = 16_000
 WHY: Final = "explores: it has had no prompt of this size for long"

@@ -46,7 +46,7 @@ def ordered(
 
 
 def _price(ask: ScoringContext, worker: WorkerView, prefills: Sequence[WorkerView], partners: Partners) -> Priced:
-    """A decode worker with the first prefill worker that can hand over to it, or alone."""
+    """The price of a decode worker with the first prefill worker that can hand over to it, or alone."""
     local = price_local(ask, worker)
     if must_be_local(ask.request, local.way.uncached, ask.settings):
         return local

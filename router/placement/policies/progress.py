@@ -1,8 +1,8 @@
-"""How far the answers are that each worker generates. Pure.
+"""Tracks how far the answers are that each worker generates. Pure.
 
-What a sequence costs those beside it, it costs for as long as it lasts, which answers before it have told. Batches
-that filled up together end together: a worker whose batch is about to end has more room than one with fewer sequences
-that have just begun.
+A sequence costs those beside it something for as long as it lasts, which earlier answers show. Batches that filled up
+together end together: a worker whose batch is about to end has more room than one with fewer sequences that have just
+begun.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,8 @@ class _Running:
 
     def __init__(self) -> None:
         self.attempts: dict[int, tuple[Placement, int, float]] = {}
-        """By identity of the placement, which is kept so that no other one can have it."""
+        """Attempts by the identity of their placement, which is kept so that no other one can have the same
+        identity."""
         self.sequences = 0
         self.began = 0.0
         self.tokens = 0.0
@@ -62,9 +63,9 @@ class Progress:
         self, workers: Sequence[WorkerView], step_ms: float, lengths: Lengths | None, now: float
     ) -> Mapping[str, float]:
         """By worker id, what its sequences have still to generate over what those under way have on average, when
-        steps take `step_ms` and answers are as long as `lengths`. Where all are equally long that is 2 when they have
-        just begun and 0 at their end; where having lasted says nothing of the end it is 1; and where some think for
-        long, those that have outlasted the others have most of it before them."""
+        steps take `step_ms` and answers are as long as `lengths`. Where all answers are equally long, this is 2 for
+        sequences that have just begun and 0 at their end. Where having lasted says nothing of the end, it is 1. Where
+        some sequences think for long, those that have outlasted the others have most of their answer before them."""
         if lengths is None or lengths.residual <= 0.0 or step_ms <= 0.0:
             return EVEN
         lasting, known, left = dict[str, float](), self._workers.get, lengths.left

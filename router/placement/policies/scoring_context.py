@@ -89,7 +89,7 @@ def _batches(workers: Sequence[WorkerView]) -> Batches:
 
 
 def _lasting(batches: Batches, workers: Sequence[WorkerView], lasting: Mapping[str, float]) -> Batches:
-    """With the means of what lasts."""
+    """The batches with `lasting_*`, the means in which each worker counts as much as `lasting` says."""
     sequences = attended = 0.0
     for worker in workers:
         share = lasting.get(worker.worker_id, 1.0)

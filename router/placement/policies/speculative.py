@@ -1,8 +1,9 @@
-"""Prefixes that were just sent to a worker: it will have them before a request that comes after can be computed.
+"""Remembers prefixes that were just sent to a worker, which will have them before a request that comes after can be
+computed.
 
-Workers tell of a block when it is complete. A burst with one new prefix arrives before that, and would be spread over
-the whole fleet, each worker computing the same. So a placement is a promise, good for a bounded time, that the worker
-has the prompt's leading blocks; the queue in front of a follower holds the prompt that makes it true.
+Workers report a block when it is complete. A burst with one new prefix arrives before that, and would be spread over
+the whole fleet, with each worker computing the same. So a placement is a promise, good for a bounded time, that the
+worker has the prompt's leading blocks; the queue in front of a follower holds the prompt that makes it true.
 """
 
 from bisect import bisect_right
@@ -44,10 +45,10 @@ class SpeculativeEntries:
         self._promise_s = promise_s
         self._names_max = names_max
         self._known: dict[bytes, tuple[SpeculativeEntry, ...]] = {}
-        """By name, the worker promised last at the end. Names of one prompt share what is promised for them."""
+        """Promises by block name, the worker promised last at the end. Names of one prompt share their promises."""
         self._batches: deque[_Batch] = deque()
         self._lives: dict[str, int] = {}
-        """How often a worker was lost: what was promised before is void."""
+        """How often each worker was lost: what was promised before is void."""
         self._kin: OrderedDict[str, str] = OrderedDict()
         """The worker that computed the last prompt of a cache key."""
         self._looked: tuple[Sequence[bytes], Sequence[bytes]] = ((), ())
@@ -56,11 +57,11 @@ class SpeculativeEntries:
 
     @property
     def names(self) -> int:
-        """How many are remembered."""
+        """The number of names that are remembered."""
         return len(self._known)
 
     def leading(self, request: PlacementRequest, now: float) -> SpeculativeBlocks:
-        """How many leading blocks of the prompt each worker will have."""
+        """The number of leading blocks of the prompt that each worker is promised to have."""
         batches, known = self._batches, self._known
         while batches and batches[0].until <= now:
             self._drop(batches.popleft())
@@ -153,8 +154,8 @@ class SpeculativeEntries:
 
 
 def _keepers(request: PlacementRequest, placement: Placement) -> Sequence[str]:
-    """The worker that computes the prompt, and the one that goes on from it. An answer of one token leaves nothing on
-    decode."""
+    """The workers that will keep the prompt: the one that computes it, and the one that continues from it. An answer
+    of one token leaves nothing on decode."""
     if placement.prefill is None or request.max_tokens <= 1:
         return (placement.computing,)
     return placement.prefill, placement.decode
@@ -178,7 +179,7 @@ def _runs(
 
 
 def remembered(names: Sequence[bytes]) -> Sequence[bytes]:
-    """The names of a prompt's blocks that end where `marks` says."""
+    """The names that are remembered of a prompt: those of the blocks that end where `marks` says."""
     if isinstance(names, BlockNames):
         packed = names.packed
         return [packed[NAME_BYTES * (count - 1) : NAME_BYTES * count] for count in marks(len(names))]

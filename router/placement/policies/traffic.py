@@ -38,7 +38,7 @@ class Traffic:
         self._slowdown = 0.0
 
     def trend(self, now: float) -> Trend:
-        """As of now."""
+        """The trend as of `now`."""
         mean = self._filled / len(self._fills) if self._fills else 0.0
         return Trend(self._rate(now) / 1e3, self._reuse, self._fills, mean, self._beside, self._slowdown)
 

@@ -32,12 +32,12 @@ class Priced(msgspec.Struct, gc=False):
 
     @property
     def misses_ms(self) -> float:
-        """Of objectives, its own and others'."""
+        """Cost in milliseconds of the risked misses of objectives, the request's own and others'."""
         return self.stakes_ms + self.answer_stakes_ms
 
     @property
     def first_ms(self) -> float:
-        """Until the first token."""
+        """Milliseconds until the first token."""
         return self.queue_ms + self.way.fetch_ms + self.way.prefill_ms
 
     @property
@@ -46,7 +46,7 @@ class Priced(msgspec.Struct, gc=False):
         return str(self.candidate())
 
     def candidate(self) -> Candidate:
-        """By worker ids."""
+        """The candidate by its worker ids."""
         return Candidate(self.decode.worker_id, "" if self.prefill is None else self.prefill.worker_id)
 
     def breakdown(self) -> Breakdown:
@@ -118,8 +118,8 @@ def prefill_price(ask: ScoringContext, worker: WorkerView) -> PrefillPrice:
 
 
 def price_pairs(ask: ScoringContext, prefills: Iterable[PrefillPrice], local: Priced) -> list[Priced]:
-    """Each of `prefills` computes, the worker of `local` generates. Blocks travel while the prompt is computed, but
-    for the last ones."""
+    """The prices of the pairs in which each of `prefills` computes the prompt and the worker of `local` generates.
+    Blocks travel while the prompt is computed, except for the last ones."""
     worker = local.decode
     held = ask.held.get(worker.worker_id)
     there = held.hbm * worker.block_tokens if held is not None else 0

@@ -24,14 +24,14 @@ EVEN: Final[Mapping[str, float]] = MappingProxyType({})
 
 
 class PromptPlan(msgspec.Struct, frozen=True, gc=False):
-    """How a worker comes by the prompt: milliseconds, and the tokens that are to be computed. `prefill_ms` is what
-    these add to steps."""
+    """How a worker obtains the prompt: milliseconds, and the tokens that are to be computed. `prefill_ms` is what
+    these tokens add to steps."""
 
     fetch_ms: float
     prefill_ms: float
     uncached: int
     new: int
-    """Tokens that its pool does not have yet: their blocks are as large when they are brought."""
+    """Tokens that the worker's pool does not have yet: their blocks are as large when they are brought."""
     new_ms: float
     """Milliseconds that computing all `new` tokens would take."""
 
@@ -44,7 +44,7 @@ class Trend(msgspec.Struct, frozen=True, gc=False):
     reuse: float = 0.0
     """The share of prompt tokens that some worker had already."""
     fills: Mapping[str, float] = {}
-    """How much a worker's cache has taken up lately, by worker id and in any unit."""
+    """How much each worker's cache has taken up lately, by worker id and in any unit."""
     mean_fill: float = 0.0
     """The mean of all `fills`."""
     beside: float = 0.0
@@ -55,9 +55,9 @@ class Trend(msgspec.Struct, frozen=True, gc=False):
 
 
 class Batches(msgspec.Struct, frozen=True, gc=False):
-    """The workers that may generate: their means of `sequences` and `attended_tokens`, and how many requests it takes
-    to make batches even, at least one for each worker. `lasting_*` are the same means, each worker counting as much
-    as `ScoringContext.lasting` says."""
+    """The batches of the workers that may generate: the means of their `sequences` and `attended_tokens`, and how
+    many requests it takes to make the batches even, at least one for each worker. `lasting_*` are the same means,
+    with each worker counting as much as `ScoringContext.lasting` says."""
 
     sequences: float
     attended_tokens: float
@@ -89,7 +89,7 @@ class ScoringContext:
     costs: CostModel
     settings: PlacementSettings
     prefill_terms: Mapping[str, PrefillTerms]
-    """By worker id, as `costs` knows them; likewise `step_terms`."""
+    """Terms of prompts by worker id, as `costs` knows them; likewise `step_terms`."""
     step_terms: Mapping[str, StepTerms]
     held: Mapping[str, Held]
     holders: Mapping[int, tuple[Holder, ...]]
@@ -115,13 +115,14 @@ class ScoringContext:
     """Prompts, at each worker that computes them."""
     trend: Trend
     displacing: float
-    """By unit of `trend.fills` that a cache has taken up: the share of what new blocks push out there that has to be
-    computed again."""
+    """Share of what new blocks push out of a cache that has to be computed again, per unit of `trend.fills` that the
+    cache has taken up."""
     lasting: Mapping[str, float]
-    """By worker id, how much its sequences have still to generate compared to those under way on average; 1 where
-    nothing is said."""
+    """By worker id, how much its sequences have still to generate compared to those under way on average; 1 for a
+    worker that is missing."""
     stakes: Stakes | None
     """The stakes of objectives in this decision; None where the request has no objective."""
     ways: dict[tuple[int, int, float, float], PromptPlan] = field(default_factory=dict)
-    """How workers come by the prompt, once for all that are alike: by pairing, leading blocks in their pool, and
-    milliseconds per token and attended position. Workers with more of it below their pool are not among them."""
+    """Plans for the prompt, computed once for all workers that are alike: by pairing, leading blocks in their pool,
+    and milliseconds per token and attended position. Workers with more of the prompt below their pool are not among
+    them."""

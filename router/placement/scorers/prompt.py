@@ -11,8 +11,8 @@ from router.placement.view import Times, WorkerView
 
 
 def prompt_price(ask: ScoringContext, worker: WorkerView, times: Times) -> tuple[float, PromptPlan]:
-    """How long the prompt waits, with the time in it that its steps take without it, and the cheapest way to have it
-    on `worker`. At least the last token is computed, as its logits are needed."""
+    """Milliseconds that the prompt waits, including the time that its steps take without it, and the cheapest way to
+    have it on `worker`. At least the last token is computed, as its logits are needed."""
     worker_id, terms = worker.worker_id, times.prefill
     held = ask.held.get(worker_id)
     blocks = 0 if held is None else held.hbm
@@ -45,8 +45,8 @@ def tiers_ms(costs: CostModel, worker: WorkerView, dram: int, nvme: int) -> floa
 
 
 def with_tiers(ask: ScoringContext, worker: WorkerView, terms: PrefillTerms, blocks: int) -> tuple[float, int]:
-    """With `blocks` leading ones in its pool: how long the worker reads from its own tiers, and how many tokens are
-    there then. It reads all that it has, or nothing, whichever is faster."""
+    """Milliseconds that a worker with `blocks` leading blocks in its pool reads from its own tiers, and the tokens
+    that it has then. The worker reads all that it has there, or nothing, whichever is faster."""
     total = ask.request.prompt_tokens
     here = min(blocks * worker.block_tokens, total - 1)
     held = ask.held.get(worker.worker_id)

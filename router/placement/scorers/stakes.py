@@ -27,7 +27,7 @@ _SURE: Final = 64.0
 """An expected time so many times below its bound is over it less than once in 30,000 times."""
 
 SHORT_MS: Final = 1e3
-"""Prompts that take less than that are not told apart by how much longer they wait."""
+"""Milliseconds below which prompts are not told apart by how much longer they wait."""
 _USUAL: Final = 3.0
 """One in twenty waits longer than so many times the mean, where waits are spread as exponentially."""
 _PATIENCE: Final = 3.0
@@ -53,7 +53,7 @@ class Stakes(msgspec.Struct, frozen=True, gc=False):
     streams_ms: float
     behind_ms: float
     sharpness: float = SHARPNESS
-    """Of the likelihood that a first token is late."""
+    """Sharpness of the likelihood that a first token is late."""
     usual: float = inf
     """How many times longer than alone a prompt may wait before it pays more for its time."""
 
@@ -65,8 +65,8 @@ def stakes(
     sharpness: float = SHARPNESS,
     slowdown: float = 0.0,
 ) -> Stakes | None:
-    """Of a request whose answer is expected to have so many tokens; None where it has no objective. `slowdown` is how
-    many times longer than alone prompts wait, on average."""
+    """The stakes of a request whose answer is expected to have `answer_tokens` tokens; None where it has no
+    objective. `slowdown` is how many times longer than alone prompts wait, on average."""
     held_to = request.objective
     if held_to is None or held_to.ttft_ms is held_to.tpot_ms is None:
         return None
@@ -110,10 +110,10 @@ def miss_token(expected_ms: float, bound_ms: float) -> float:
 def prompt_stake(
     stakes: Stakes, arrivals_per_ms: float, queue_ms: float, first_ms: float, prefill_ms: float
 ) -> float:
-    """By a prompt whose first token is expected after `first_ms`: the request's own miss, and those of prompts that
-    arrive until it is computed, each of which waits `prefill_ms` more: the first of them behind all of it, the last
-    behind nothing, so on average as much is at stake as for half of them. And what it pays for waiting longer than is
-    usual."""
+    """Milliseconds at stake by a prompt whose first token is expected after `first_ms`: the request's own miss, and
+    those of prompts that arrive until it is computed, each of which waits `prefill_ms` more. The first of them waits
+    behind all of it and the last behind nothing, so on average as much is at stake as for half of them. What the
+    prompt pays for waiting longer than is usual is included."""
     bound_ms, sharpness = stakes.first_ms, stakes.sharpness
     young = miss(first_ms, bound_ms, sharpness)
     own = miss(stakes.age_ms + first_ms, bound_ms, sharpness) if stakes.age_ms > 0.0 else young
@@ -137,12 +137,13 @@ def unfair_ms(stakes: Stakes, queue_ms: float, first_ms: float) -> float:
 
 
 def stream_stake(stakes: Stakes, worker: WorkerView, streaming_ms: float, grown_ms: float) -> float:
-    """By generating on a worker whose steps take `streaming_ms` now and then `grown_ms` more: the request's own miss,
-    and those of the streams that it joins, each of which takes `grown_ms` more for every token.
+    """Milliseconds at stake by generating on a worker whose steps take `streaming_ms` now and then `grown_ms` more:
+    the request's own miss, and those of the streams that it joins, each of which takes `grown_ms` more for every
+    token.
 
-    The second is most where steps are about to reach the bound, and little where they are far over it. So where all
-    workers together cannot hold the objective of everybody, it is held on some of them instead of being missed by a
-    little on all: the rest gathers where it is lost anyway.
+    The second part is largest where steps are about to reach the bound, and small where they are far over it. So
+    where all workers together cannot hold the objective of every request, it is held on some of them instead of being
+    missed by a little on all: the other requests gather where it is lost anyway.
     """
     bound_ms = stakes.token_ms
     if bound_ms == inf:
@@ -157,9 +158,9 @@ def stream_stake(stakes: Stakes, worker: WorkerView, streaming_ms: float, grown_
 def beside_stake(
     stakes: Stakes, worker: WorkerView, streaming_ms: float, answer_tokens: float, prefill_ms: float
 ) -> float:
-    """By computing a prompt beside streams that take `streaming_ms` for a token, each of which takes `prefill_ms`
-    more for all its tokens together. Not where the worker keeps its steps within the objective whatever prompts there
-    are."""
+    """Milliseconds at stake by computing a prompt beside streams that take `streaming_ms` for a token, each of which
+    takes `prefill_ms` more for all its tokens together. Nothing is at stake where the worker keeps its steps within
+    the objective whatever prompts there are."""
     if worker.steps_held or worker.decoding <= 0 or stakes.streams_ms <= 0.0:
         return 0.0
     later = miss_token(streaming_ms + prefill_ms / answer_tokens, stakes.token_ms)

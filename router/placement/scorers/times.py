@@ -12,7 +12,8 @@ from router.placement.view import Times, WorkerView
 
 
 def times_of(ask: ScoringContext, worker: WorkerView) -> Times:
-    """As of now. The view drops what it knows with every change of its figures; what has been learned is compared."""
+    """The times of a worker as of now. The view drops its times with every change of its figures; learned terms are
+    compared with those that the times were computed from."""
     worker_id = worker.worker_id
     prefill, step = ask.prefill_terms[worker_id], ask.step_terms[worker_id]
     known = worker.times
@@ -28,7 +29,7 @@ def times_of(ask: ScoringContext, worker: WorkerView) -> Times:
 
 
 def times(worker: WorkerView, prefill: PrefillTerms, step: StepTerms) -> Times:
-    """Of a worker as it is."""
+    """The times of a worker in its present state."""
     steps, base = prefill.steps, step.base
     # What a step that computes a piece of a prompt takes without it; at least one does.
     step_ms = prefill.piece + steps * base
@@ -46,11 +47,12 @@ def times(worker: WorkerView, prefill: PrefillTerms, step: StepTerms) -> Times:
 
 
 def queued_ms(worker: WorkerView, terms: PrefillTerms) -> float:
-    """How long the prompts before a new one take.
+    """Milliseconds that the prompts before a new one take.
 
-    The worker tells how many tokens it has not computed yet, at most: whether a waiting prompt's are cached it sees
-    only when its turn comes. This router knows what each prompt that it sent is expected to take, at most: not how
-    far the first one has got. So the smaller of both, with the worker's word alone for other routers' share.
+    The worker reports an upper bound of the tokens that it has not computed yet: it sees only when a waiting prompt's
+    turn comes whether its tokens are cached. This router knows an upper bound of what each prompt that it sent is
+    expected to take: it does not know how far the first one has got. So the smaller of both counts, with the worker's
+    report alone for the share of other routers.
     """
     own_ms, own_tokens = worker.prompt_ms_in_flight, worker.prompt_tokens_in_flight
     token_ms = own_ms / own_tokens if own_ms > 0.0 and own_tokens > 0 else terms.token

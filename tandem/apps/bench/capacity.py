@@ -17,10 +17,10 @@ class Trial:
 class CapacitySearch:
     """Doubles the rate until a trial fails (or halves it until one passes), then bisects between the two.
 
-    Ends when the bracket is within `tolerance` of its lower end, when `rate_max` passed, or after `trials_max`
-    trials. `rate_max` is the rate above which the workload cannot fill a trial: a shorter one would be over before
-    a queue could grow, and pass at any rate. A pure step: `next_rate` says what to try, `record` takes what came
-    of it.
+    The search ends when the bracket is within `tolerance` of its lower end, when `rate_max` passed, or after
+    `trials_max` trials. `rate_max` is the rate above which the workload cannot fill a trial: a shorter trial would be
+    over before a queue could grow, and pass at any rate. A pure step: `next_rate` gives the rate to try, `record`
+    takes the result.
     """
 
     first_rate: float

@@ -19,7 +19,7 @@ _NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
 
 @dataclass(frozen=True)
 class Target:
-    """Where requests go. `base` is the path before `/v1`, without a slash at its end."""
+    """The server that requests go to. `base` is the path before `/v1`, without a trailing slash."""
 
     host: str
     port: int

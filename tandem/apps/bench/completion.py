@@ -17,7 +17,7 @@ _BODY_MAX: Final = 4096
 
 @dataclass(frozen=True)
 class Style:
-    """How this server wants to be asked. `chat` implies text prompts."""
+    """The form of request that a server understands. `chat` implies text prompts."""
 
     model: str
     chat: bool = False
@@ -31,7 +31,8 @@ class Style:
 
 
 def request_body(style: Style, prompt: str | list[int], output_tokens: int) -> bytes:
-    """The JSON of a streaming request for exactly `output_tokens`, as far as the server can be told so."""
+    """The JSON body of a streaming request for exactly `output_tokens`, as far as the server allows a request to fix
+    that number."""
     body: dict[str, Any] = {"model": style.model, "stream": True, "max_tokens": output_tokens, "temperature": 0.0}
     if style.chat:
         body["messages"] = [{"role": "user", "content": prompt}]

@@ -34,9 +34,12 @@ class Outcome:
 
     @property
     def end(self) -> End:
-        """How the request ended, by the parts of its error (`http_503:queue_full`, `stream:worker_lost`, `timeout`).
+        """The end of the request, derived from the parts of its error (`http_503:queue_full`, `stream:worker_lost`,
+        `timeout`).
 
-        The bench cancels nothing that it does not tell as unfinished: what a server says was cancelled has failed."""
+        The bench reports every request that it cancels as unfinished, so a request that a server reports as cancelled
+        has failed.
+        """
         if self.ok:
             return End.DONE
         parts = (self.error or "").split(":")

@@ -18,7 +18,7 @@ from tandem.core.slo import Slo
 _PROBE_CONTENT: Final = -2
 _PROBE_TOKENS: Final = 48
 _LISTED_WITHIN_S: Final = 5.0
-"""How long a server may take to list its models where nothing but their objectives is wanted of the list."""
+"""Seconds a server may take to list its models when only their objectives are needed from the list."""
 _TRIES: Final = (
     Style("", token_ids=True, ignore_eos=True, usage=True),
     Style("", token_ids=True, ignore_eos=False, usage=True),
@@ -44,7 +44,7 @@ class _Models(msgspec.Struct):
 
 
 class ListedModel(NamedTuple):
-    """A model of a server, and what the server says its answers are to hold; most servers say nothing of that."""
+    """A model of a server, and the objectives that the server states for its answers; most servers state none."""
 
     model: str
     slo: Slo

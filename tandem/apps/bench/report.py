@@ -13,13 +13,14 @@ from tandem.core.slo import Slo
 
 
 class Report(msgspec.Struct, frozen=True):
-    """Rates are over `duration_s`, from the first due request to the last token. `late` is how far the client
-    itself was behind its schedule: when that is not small against the TTFT, the client was the limit.
+    """The results of a replay. Rates are over `duration_s`, from the first due request to the last token. `late` is
+    how far the client itself was behind its schedule: when that is not small against the TTFT, the client was the
+    limit.
 
     `goodput_share` and `attainment` (the share within each bound of `slo`, by its name) are over `offered`: all
-    requests but those that their client cancelled, so refused, failed and unfinished ones are misses. `ended` counts
-    all requests by how they ended. `interrupted` says that the replay was cut short: then `requests` are those due
-    until then. `clients` and `think_s` are None in the open loop.
+    requests except those that their client cancelled, so refused, failed and unfinished ones are misses. `ended`
+    counts all requests by how they ended. `interrupted` says that the replay was cut short: `requests` are then those
+    due until that time. `clients` and `think_s` are None in the open loop.
     """
 
     workload: str

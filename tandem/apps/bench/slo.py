@@ -19,7 +19,7 @@ def latency(outcome: Outcome) -> Latency | None:
 
 
 def attainment(slo: Slo, outcomes: Sequence[Outcome]) -> Attainment:
-    """How far the requests of a replay met `slo`."""
+    """The attainment of `slo` by the requests of a replay."""
     return attained(slo, ((outcome.end, latency(outcome)) for outcome in outcomes))
 
 

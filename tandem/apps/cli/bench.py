@@ -76,7 +76,8 @@ def prepared(options: Options, workload: Workload) -> Workload:
 
 
 async def _settings(target: Target, options: Options) -> tuple[Settings, Slo]:
-    """How to ask, and what answers are to hold: as the command line says, otherwise as the server does."""
+    """The request settings and the objectives for the answers: those of the command line, otherwise those of the
+    server."""
     async with aclosing(Client(target)) as client:
         listed = await find_model(client, options.model, _PROBE_TIMEOUT_S)
         slo = options.slo if options.slo.bounds else listed.slo
@@ -165,7 +166,8 @@ def trial_seed(seed: int, trial: int) -> int:
 
 
 def trial_workload(workload: Workload, rate: float, trial_s: float, seed: int) -> Workload:
-    """As many of the first requests as fill `trial_s` at `rate` (at least 10, at most all), at that rate."""
+    """The first requests of a workload, as many as fill `trial_s` at `rate` (at least 10, at most all), at that
+    rate."""
     return at_rate(take(workload, max(10, round(rate * trial_s)), None), rate, seed)
 
 

@@ -1,4 +1,4 @@
-"""How far a replay is: a bar on a terminal, a line now and then elsewhere."""
+"""Shows the progress of a replay: a bar on a terminal, an occasional line elsewhere."""
 
 import sys
 import time

@@ -9,7 +9,8 @@ _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interruption:
-    """While entered, the first SIGINT or SIGTERM cancels the task that entered it; the next one ends the process."""
+    """While entered, cancels the task that entered it at the first SIGINT or SIGTERM; the next signal ends the
+    process."""
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None

@@ -1,11 +1,13 @@
-"""The control socket of `tandem up`: one JSON line asks, JSON lines answer until a result or an error ends them.
+"""The control socket of `tandem up`: a request is one JSON line, the answer is JSON lines until a result or an error
+ends it.
 
     {"scale": {"decode": 1}}                     {"progress": "decode-1 drains, for at most 30 s"}
     {"drain": "decode-0", "within_s": 20}        {"change": {…}}
     {"describe": true}                           {"platform": {…}}
     {"scale": {"decode": 0}}                     {"error": {"code": "bad_setting", "message": "…"}}
 
-It lies in the run directory, and only its owner may connect. What was asked goes on when the asker leaves.
+The socket lies in the run directory, and only its owner may connect. A requested change continues when its client
+disconnects.
 """
 
 import asyncio
@@ -38,7 +40,7 @@ class ControlRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
     describe: bool = False
     within_s: float = Deadlines.drain_s
     remove: bool = False
-    """With `drain`: nothing takes its place."""
+    """With `drain`: the worker is not replaced."""
 
 
 class ControlError(msgspec.Struct, frozen=True):
@@ -118,7 +120,7 @@ class ReplyStream:
             self._writer.write(msgspec.json.encode(line) + b"\n")
 
     async def end(self) -> None:
-        """Let what was said arrive, within bounds."""
+        """Close the connection and wait, within bounds, until the lines written have been sent."""
         self._writer.close()
         with suppress(OSError, TimeoutError):
             async with asyncio.timeout(_WRITE_WITHIN_S):

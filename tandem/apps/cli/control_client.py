@@ -13,9 +13,10 @@ from tandem.core.errors import KINDS, TandemError
 
 
 async def request_change(platform: PlatformEntry, wish: ControlRequest, progress: Callable[[str], None]) -> Change:
-    """Have a change carried out; `progress` hears how it goes.
+    """Request a change and wait until it is carried out; `progress` is called with each progress sentence.
 
-    Raises what the platform refuses with, and `link_lost` when it does not answer or ends before it has.
+    Raises the error with which the platform refuses, and `link_lost` when the platform does not answer or ends before
+    it has answered.
     """
     try:
         reader, writer = await asyncio.open_unix_connection(platform.control, limit=LINE_MAX)

@@ -1,7 +1,7 @@
-"""`tandem demo`: the whole path once, on this machine, with the proof that every part of it happened.
+"""`tandem demo`: runs the whole path once on this machine and proves that every part of it happened.
 
-Starts a router, one prefill and one decode worker with the demo model, asks for one chat answer, prints it and
-its explained timeline, checks the hand-off in the trace, and stops.
+Starts a router, one prefill and one decode worker with the demo model, requests one chat answer, prints it and its
+explained timeline, checks the hand-off in the trace, and stops.
 """
 
 import argparse

@@ -14,7 +14,7 @@ _COLOURS: Final = {"ready": "green", "restarting": "red", "loading": "yellow", "
 
 
 class StatusDisplay(Protocol):
-    """Shows members and says sentences. A context manager."""
+    """Shows members and prints sentences about them. A context manager."""
 
     def changed(self, member: Member, sentence: str) -> None: ...
 

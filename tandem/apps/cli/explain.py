@@ -63,7 +63,7 @@ def _fleet(target: Target, as_json: bool) -> int:
 
 
 def status_line(standing: RequestStatus) -> str:
-    """Where a running request is, in one line."""
+    """The status of a running request in one line."""
     if standing.decode is None:
         where = "waiting for a worker"
     elif standing.prefill is None:

@@ -1,7 +1,7 @@
-"""`tandem fetch SOURCE`: bring a model's weights to this node, once for all who need them.
+"""`tandem fetch SOURCE`: bring a model's weights to this node, once for all processes that need them.
 
-In a cluster it is what a worker's pod runs before the worker: `--report` leaves the figures of this stage of a cold
-start where the worker finds them.
+In a cluster a worker's pod runs it before the worker: `--report` leaves the figures of this stage of a cold start
+where the worker finds them.
 """
 
 import argparse

@@ -14,7 +14,7 @@ NONE: Final = "no service has workers of role auto: their roles are fixed"
 
 
 def render_split(outlook: FleetOutlook) -> Group:
-    """Of one service."""
+    """Render the split of one service."""
     parts: list[RenderableType] = [Text(headline(outlook), style="bold"), _facts(outlook)]
     if outlook.outlooks:
         parts += [Text(""), _ways(outlook)]

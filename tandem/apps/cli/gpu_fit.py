@@ -1,4 +1,5 @@
-"""Whether a worker fits the GPUs it is given, before it starts: the arithmetic in words, or why there is none."""
+"""Checks whether a worker fits the GPUs it is given, before it starts: gives the arithmetic in words, or the reason
+why there is none."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,7 +28,8 @@ def check_fit(source: str, engine: EngineSpec, given: Assignment) -> str:
 
 
 def fit_of(config: Mapping[str, Any], file_bytes: int, engine: EngineSpec, given: Assignment) -> str:
-    """As `check_fit`, of a model's `config.json` and the size of its weights' files; 0 where they are not there."""
+    """Like `check_fit`, but from a model's `config.json` and the size of its weight files; `file_bytes` is 0 when the
+    files are missing."""
     sizes = [gpu.memory for gpu in given.gpus]
     if any(size is None for size in sizes):
         return "memory not checked: the driver does not say how much the GPU has"
@@ -75,13 +77,13 @@ def fit_of(config: Mapping[str, Any], file_bytes: int, engine: EngineSpec, given
 
 
 def weight_file_bytes(directory: Path) -> int:
-    """Of all safetensors files, quantized or not."""
+    """Total bytes of all safetensors files in the directory, quantized or not."""
     return sum(file.stat().st_size for file in directory.glob("*.safetensors"))
 
 
 def _weight_bytes(shape: Shape, engine: EngineSpec, stated: str | None, file_bytes: int) -> float | None:
-    """As they lie in memory: the files', unless they are turned into another type when they are loaded. None where
-    that is not known."""
+    """Bytes of the weights in memory: those of the files, unless loading converts the weights to another type. None
+    when the size is not known."""
     quantized = stated not in _PLAIN
     if file_bytes and engine.quantization is None and (quantized or engine.dtype in (None, "auto", stated)):
         return float(file_bytes)

@@ -15,7 +15,7 @@ from tandem.spec.pool import Pool, engine_of
 from tandem.spec.service import ModelService
 
 _COMING_S: Final = 1.0
-"""So long after it got its GPUs a worker counts, though it is not among the members yet."""
+"""Seconds after it got its GPUs during which a worker counts although it is not among the members yet."""
 
 
 @dataclass(frozen=True)

@@ -106,7 +106,7 @@ def worker_of(
 
 
 def workers_of(service: ModelService) -> int:
-    """How many workers share the machine at first."""
+    """The number of workers that share the machine at first."""
     return sum(pool.first_replicas for pool in service.spec.pools)
 
 

@@ -12,7 +12,7 @@ CONFIG: Final = "config.json"
 
 
 def model_directory(source: str) -> Path | None:
-    """Where the model lies; None where it has yet to be downloaded."""
+    """The directory of the model; None when the model has yet to be downloaded."""
     if source == DEMO:
         return open_model(DEMO, weights=False).path
     path = Path(source).expanduser()

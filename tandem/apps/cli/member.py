@@ -30,7 +30,7 @@ class Member:
     """Share of the loading that is done."""
     address: str = ""
     metrics: str = ""
-    """Where its metrics can be scraped without a key."""
+    """The address at which the member's metrics can be scraped without a key."""
     pid: int | None = None
     restarts: int = 0
     ever_ready: bool = False
@@ -38,7 +38,7 @@ class Member:
     """The reason that the process itself gave for its end."""
     note: str = ""
     exit_status: int | None = None
-    """Of the last life that ended."""
+    """The exit status of the member's last process that ended."""
     drain_within_s: float | None = None
     """Within how many seconds this life is to end, once that was asked for."""
     removed: bool = False

@@ -24,7 +24,7 @@ class MetricsWatch:
 
     def __init__(self, members: Sequence[Member]) -> None:
         self.line = ""
-        """A few figures, as they were said last."""
+        """A few figures from the metrics, as last reported."""
         self._members = members
 
     async def run(self) -> None:
@@ -68,7 +68,7 @@ def metrics_line(metrics: str) -> str:
 
 
 def linked_workers(metrics: str) -> int:
-    """How many workers the router of a Prometheus page has links to and may use."""
+    """The number of workers that the router of a Prometheus page has links to and may use."""
     return _count(metrics, "tandem_workers", "ready")
 
 
@@ -78,7 +78,7 @@ def pairs_settled(metrics: str) -> bool:
 
 
 def moved_streams(metrics: str) -> int:
-    """How many attempts the router of a Prometheus page has ended to go on elsewhere."""
+    """The number of attempts that the router of a Prometheus page has ended to continue them elsewhere."""
     return round(sum(_values(metrics, "tandem_attempts_total", 'outcome="moved"')))
 
 

@@ -1,4 +1,4 @@
-"""Carries out changes of a running platform, one at a time, and says how they go."""
+"""Carries out changes to a running platform, one at a time, and reports their progress."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence

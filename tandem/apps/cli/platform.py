@@ -34,7 +34,7 @@ from tandem.spec.service import ModelService
 
 T = TypeVar("T")
 _START_S: Final = 600.0
-"""How long a worker that is added later may take to become ready."""
+"""Seconds a worker that is added later may take to become ready."""
 
 
 class Platform:
@@ -209,7 +209,7 @@ def _entry_of(member: Member) -> MemberEntry:
 
 
 def cores() -> int:
-    """How many cores this process may use."""
+    """The number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -1,7 +1,9 @@
-"""Which platforms this user runs on this machine: one file per port, rewritten on every change of a member.
+"""Records the platforms that this user runs on this machine: one file per port, rewritten on every change of a
+member.
 
 `tandem scale`, `tandem drain` and `tandem drill` act on processes, so they need more than a URL. They find it in a
-directory that only this user can read: `$XDG_RUNTIME_DIR/tandem`, or `tandem-UID` where temporary files are.
+directory that only this user can read: `$XDG_RUNTIME_DIR/tandem`, or `tandem-UID` in the directory for temporary
+files.
 """
 
 import errno
@@ -39,9 +41,11 @@ class MemberEntry(msgspec.Struct, frozen=True):
 
 
 class PlatformEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """A running `tandem up`. `control` is the path of its control socket; `drills` says whether it allows faults.
+    """The entry of a running `tandem up`. `control` is the path of its control socket; `drills` says whether it
+    allows faults.
 
-    `pid` and `began` (see `process_start`) are those of the supervisor, and tell a live entry from one left behind.
+    `pid` and `began` (see `process_start`) are those of the supervisor, and distinguish a live entry from a stale
+    one.
     """
 
     url: str
@@ -164,7 +168,8 @@ def _signalable(pid: int) -> bool:
 
 
 def _candidates(environment: Mapping[str, str]) -> tuple[Path, ...]:
-    """Where entries may be. The second counts too: the platform may have been started without the variable."""
+    """The directories that may hold entries. The second one counts too: the platform may have been started without
+    the variable."""
     common = Path(environment.get("TMPDIR") or tempfile.gettempdir()) / f"tandem-{os.getuid()}"
     runtime = environment.get("XDG_RUNTIME_DIR")
     return (Path(runtime) / "tandem", common) if runtime else (common,)

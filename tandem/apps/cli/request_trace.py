@@ -38,7 +38,7 @@ class RequestTrace:
         return tuple(span for span in self.spans if span.name == name)
 
     def depth(self, span: Span) -> int:
-        """How many of the request's spans lie above this one."""
+        """The number of the request's spans that are ancestors of this one."""
         above = {other.span_id: other for other in self.spans}
         depth, parent = 0, above.get(span.parent_id)
         while parent is not None and depth < len(self.spans):
@@ -51,7 +51,8 @@ class RequestTrace:
 
 
 def assemble_trace(spans: Sequence[Span]) -> RequestTrace:
-    """Order spans and join those with one id (two parts of a process may each tell what they know of it)."""
+    """Order spans and join those with the same id (two parts of a process may each report what they know of a
+    span)."""
     assert spans, "a story needs spans"
     joined: dict[str, Span] = {}
     for span in spans:
@@ -78,7 +79,8 @@ def number(span: Span, key: str) -> int:
 
 
 def is_handoff(pull: Span) -> bool:
-    """Whether a pull brought what a prefill worker computed for this very request, and not blocks of earlier ones."""
+    """Whether a pull brought blocks that a prefill worker computed for this very request, and not blocks of earlier
+    requests."""
     return "kind" not in pull.attributes
 
 

@@ -15,7 +15,7 @@ class RestartPolicy:
     settled_s: float = 60.0
 
     def wait_s(self, exits_in_a_row: int) -> float:
-        """How long to wait after this many exits, counted from 1."""
+        """Seconds to wait after this many exits in a row, counted from 1."""
         assert exits_in_a_row >= 1, exits_in_a_row
         return min(self.max_s, self.first_s * float(1 << min(exits_in_a_row - 1, 30)))
 

@@ -30,7 +30,7 @@ async def send_request(
 
 
 async def metrics_page(address: str, timeout_s: float) -> str | None:
-    """The Prometheus page of a process that tells its metrics at `host:port`; None while it does not, or while its
+    """The Prometheus page of a process that serves its metrics at `host:port`; None while it does not, or while its
     address is not known."""
     host, _, port = address.rpartition(":")
     if not port.isdigit():
@@ -56,7 +56,7 @@ class _Outlooks(msgspec.Struct):
 
 
 class RunningStatus(msgspec.Struct, frozen=True, tag_field="status", tag="running"):
-    """A request that has not ended, as a router tells it."""
+    """A request that has not ended, as a router reports it."""
 
     stage: str
     prefill: str | None
@@ -70,7 +70,7 @@ class RunningStatus(msgspec.Struct, frozen=True, tag_field="status", tag="runnin
 
 
 class EndedStatus(msgspec.Struct, frozen=True, tag_field="status", tag="ended"):
-    """A request that has ended, as a router tells it."""
+    """A request that has ended, as a router reports it."""
 
     spans: tuple[Span, ...]
 

@@ -1,4 +1,5 @@
-"""The private directory of one run: logs, the ticket key, sockets, and the file that tells the router its workers."""
+"""The private directory of one run: logs, the ticket key, sockets, and the file that lists the workers for the
+router."""
 
 import json
 import os
@@ -49,8 +50,8 @@ class RunDirectory:
         self._write(self.key_file, entropy.token(_KEY_BYTES).hex() + "\n")
 
     def publish(self, addresses: Sequence[str], drains: Mapping[str, float]) -> None:
-        """Replace the fleet file at once: a reader sees the old list or the new one. `drains` says within how many
-        seconds some of the workers are to leave, by address."""
+        """Replace the fleet file atomically: a reader sees the old list or the new one. `drains` gives, by address,
+        the seconds within which some of the workers are to leave."""
         workers: list[dict[str, object]] = [{"address": address} for address in addresses]
         for worker in workers:
             if (within_s := drains.get(str(worker["address"]))) is not None:

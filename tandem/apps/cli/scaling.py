@@ -27,7 +27,8 @@ class Scaling:
 
 
 def scaling(pools: Sequence[Pool], members: Sequence[Member], wanted: Mapping[str, int]) -> Scaling:
-    """How to get from the members there are to so many per pool. Raises `bad_setting` when that cannot be."""
+    """The starts and departures that bring `members` to the `wanted` number per pool. Raises `bad_setting` when that
+    is impossible."""
     by_name = {pool.name: pool for pool in pools}
     for name, count in wanted.items():
         if name not in by_name:

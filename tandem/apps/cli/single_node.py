@@ -48,9 +48,9 @@ def check_single_node(service: ModelService) -> None:
 
 
 def check_handoff(service: ModelService) -> None:
-    """Raises `bad_setting` for prefill and decode workers of a model whose KV cannot be handed over, as far as a
-    `config.json` on this machine says so: in the model's directory, or where the hub's files are kept. Of any other
-    model the workers find out when they start."""
+    """Check that prefill and decode workers can hand off the model's KV. Raises `bad_setting` when they cannot, as
+    far as a `config.json` on this machine says so: in the model's directory, or where the hub's files are kept. For
+    any other model the workers find out when they start."""
     config = _config(service)
     if config is None:
         return
@@ -62,7 +62,8 @@ def check_handoff(service: ModelService) -> None:
 
 
 def unchecked_handoff(service: ModelService) -> str | None:
-    """One line where nothing here says whether the model's KV can be handed over, as workers are to do; else None."""
+    """One line when nothing on this machine says whether the model's KV can be handed off, as the workers are to do;
+    else None."""
     parted = _parted(service)
     if not parted or _config(service) is not None:
         return None
@@ -107,7 +108,7 @@ def local_source(source: str) -> str:
 
 
 def ignored_fields(service: ModelService) -> str | None:
-    """One line about what is given and has no effect on one machine, or None."""
+    """One line that names the given fields that have no effect on one machine, or None."""
     given = [f"spec.model.{key}" for key in _given(service.spec.model, _MODEL)]
     given += [f"spec.rollout.{key}" for key in _given(service.spec.rollout, ("gate",))]
     given += [f"spec.routing.{key}" for key in _given(service.spec.routing, ("max_queue_seconds",))]
@@ -120,7 +121,7 @@ def ignored_fields(service: ModelService) -> str | None:
 
 
 def _given(value: msgspec.Struct, fields: tuple[str, ...]) -> Iterator[str]:
-    """Which of the fields differ from their defaults, as they are called in files."""
+    """The fields among `fields` that differ from their defaults, by their names in files."""
     for field in msgspec.structs.fields(value):
         factory = field.default_factory
         default = field.default if factory is msgspec.NODEFAULT else factory()

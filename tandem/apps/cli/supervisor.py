@@ -20,16 +20,16 @@ _LOOK_EVERY_S: Final = 0.05
 
 
 class FleetDirectory(Protocol):
-    """Where the addresses of live workers are published for the router."""
+    """Publishes the addresses of live workers for the router."""
 
     def publish(self, addresses: Sequence[str], drains: Mapping[str, float]) -> None:
-        """`drains` says within how many seconds some of them are to leave."""
+        """Publish the addresses. `drains` gives the seconds within which some of the workers are to leave."""
         ...
 
 
 class Supervisor:
-    """Owns the members; the list is changed in place. `changed(member, sentence)` tells of every change of state, the
-    sentence when it matters."""
+    """Owns the members; the list is changed in place. `changed(member, sentence)` is called on every change of state,
+    with a sentence when the change matters."""
 
     def __init__(
         self,
@@ -57,7 +57,8 @@ class Supervisor:
         self._all_ready = asyncio.Event()
 
     async def run(self) -> None:
-        """Until `stop` was called and everything has ended. Raises `engine_failed` when a member cannot start."""
+        """Run until `stop` is called and every member has ended. Raises `engine_failed` when a member cannot
+        start."""
         self._fleet.publish((), {})
         try:
             async with asyncio.TaskGroup() as group:
@@ -146,7 +147,7 @@ class Supervisor:
         self._look_whether_all_ready()
 
     async def _keep_added(self, member: Member) -> TandemError | None:
-        """As `_keep`; that it cannot start is no reason to end the others."""
+        """Like `_keep`, but a member that cannot start does not end the others; gives the error in that case."""
         try:
             await self._keep(member)
         except TandemError as error:

@@ -77,7 +77,7 @@ def _origin(span: Span) -> str:
 
 
 def _reuse(story: RequestTrace) -> Iterable[str]:
-    """Where cached tokens were found, and why there are not more."""
+    """Lines on where cached tokens were found, and why there are not more."""
     root = story.root.attributes
     found = [f"{tier} {root[key]}" for tier in TIERS if (key := f"cached_{tier}") in root]
     if found:

@@ -100,7 +100,7 @@ def _print(line: str) -> None:
 
 
 def _silence() -> None:
-    """From now on everything printed goes nowhere."""
+    """Discard everything that is printed from now on."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for descriptor in (1, 2):
         os.dup2(nowhere, descriptor)
@@ -128,7 +128,7 @@ def _on_signals(supervisor: Supervisor, asked: asyncio.Event, board: StatusDispl
 
 
 def _show_log(platform: Platform, error: TandemError) -> None:
-    """Where all logs are, and the end of the failed process's own where it tells more than the error."""
+    """Print where all logs are, and the end of the failed process's own log when it says more than the error."""
     if error.param is not None and error.code == "engine_failed":
         last = tail(platform.control.log_of(error.param))
         if adds_to(error.message, last):

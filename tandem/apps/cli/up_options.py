@@ -68,7 +68,7 @@ class UpOptions:
     start_s: float
     plain: bool
     file: Path | None = None
-    """Where the service was read from; edits of it are carried out."""
+    """The file that the service was read from; edits of it are carried out."""
     reread: Callable[[], ModelService] | None = None
     """Reads the service again from the file, with the same flags. Raises `bad_setting`."""
     drills: bool = False
@@ -166,8 +166,8 @@ def _bytes(gigabytes: float | None) -> int | None:
 
 
 def _pools(given: argparse.Namespace) -> tuple[Pool, ...]:
-    """Without prefill workers the decode workers serve whole requests, so they are unified ones. With auto workers
-    there are no others unless they are asked for, which is then refused."""
+    """The pools that the flags describe. Without prefill workers the decode workers serve whole requests, so they are
+    unified ones. With auto workers there are no others; flags that ask for others are refused."""
     if given.auto:
         asked = (("prefill", given.prefill), ("decode", given.decode), ("unified", given.unified))
         if others := [f"--{name}" for name, count in asked if count]:

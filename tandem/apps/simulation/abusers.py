@@ -1,7 +1,7 @@
-"""Clients that misuse a platform, beside those that do not: what they ask for is legal, how they ask for it is not.
+"""Clients that misuse a platform beside honest clients: what they ask for is legal, but how they ask for it is not.
 
-Each is drawn from the seed: one manner, a train of requests that come all at once or one right after the other. They
-are of a tenant of their own, and whatever they do, other clients must not notice more than that they are busy.
+Each abuser is drawn from the seed: one manner, and a train of requests that arrive all at once or one right after the
+other. Abusers have a tenant of their own. Whatever they do, other clients must notice no more than the load.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""Whether Redis says of everybody what is so: asked when all faults are over."""
+"""Checks whether Redis agrees with the actual state of the platform, once all faults are over."""
 
 from collections import defaultdict
 from collections.abc import Container, Mapping, Sequence

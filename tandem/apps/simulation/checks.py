@@ -10,7 +10,7 @@ from tandem.core.messages import TokenLogprob
 
 
 class Violation(AssertionError):
-    """A promise was broken: the message says which request, which promise, and what was seen."""
+    """A broken promise: the message gives the request, the promise, and the observation."""
 
     def __init__(self, message: str, request_id: str = "") -> None:
         super().__init__(message)
@@ -19,7 +19,7 @@ class Violation(AssertionError):
 
 @dataclass
 class Outcome:
-    """How one request went, for the report. Times are virtual seconds since the router was asked.
+    """The outcome of one request, for the report. Times are virtual seconds since the router was asked.
 
     `end` is `done`, `cancelled`, `failed` with a typed `error`, or `disconnected` when its router died.
     """
@@ -34,10 +34,10 @@ class Outcome:
     ttft_s: float | None = None
     longest_pause_s: float = 0.0
     away_s: float = 0.0
-    """How long its client had no connection."""
+    """Seconds for which the request's client had no connection."""
     ended_s: float | None = None
     routers: list[str] = field(default_factory=list)
-    """Which routers were asked, one after the other."""
+    """The routers that were asked, in order."""
 
 
 @dataclass
@@ -48,7 +48,7 @@ class _Seen:
 
 
 class CheckingSink:
-    """A `router.generation.Sink` that compares everything it is given with the truth, as it comes."""
+    """A `router.generation.Sink` that compares everything it receives with the truth, as it arrives."""
 
     def __init__(self, request_id: str, truths: tuple[Truth, ...], now: Callable[[], float], arrived: float) -> None:
         self.outcome = Outcome(request_id, asked_s=arrived)
@@ -121,7 +121,7 @@ class CheckingSink:
 
     @property
     def positions(self) -> tuple[int, ...]:
-        """How many tokens of each sequence have come."""
+        """The number of tokens of each sequence that have arrived."""
         return tuple(len(seen.tokens) for seen in self._seen)
 
     def resumed(self) -> None:

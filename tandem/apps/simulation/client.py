@@ -24,7 +24,7 @@ from tandem.core.messages import TokenLogprob
 from tandem.core.spans import TraceContext
 
 _LATE_S = 0.05
-"""By how much a typed end may miss its deadline; on virtual time every timer is punctual."""
+"""Seconds by which a typed end may miss its deadline; on virtual time every timer is punctual."""
 _FIND_ROUTER_S = 30.0
 
 
@@ -110,7 +110,7 @@ async def ask(
 
 
 async def _steal(request: SimRequest, ground: ClientEnvironment, router: RouterNode, sink: TracingSink) -> None:
-    """Raises `Violation` when the answer of another tenant is given away."""
+    """Try to read the answer of another tenant. Raises `Violation` when the router gives it away."""
     theirs = msgspec.structs.replace(_generation(request, ground), request_id=request.steals)
     try:
         await router.rejoin(theirs, sink, sink)
@@ -121,7 +121,8 @@ async def _steal(request: SimRequest, ground: ClientEnvironment, router: RouterN
 
 
 async def _ended_within(ended: asyncio.Event, seconds: float, router: RouterNode, clock: Clock) -> bool:
-    """Wait for the end, and longer by as long as the router is stopped: it can neither answer nor be told."""
+    """Wait for the end, and longer by as long as the router is stopped: a stopped router can neither answer nor be
+    notified."""
     began = clock.now()
     while not ended.is_set():
         left_s = began + seconds + router.frozen_s(began) - clock.now()

@@ -112,7 +112,7 @@ def _settings(options: argparse.Namespace) -> WorldSettings:
 
 
 def _again(options: argparse.Namespace) -> str:
-    """The command that brings a seed back, but for the seed."""
+    """The command that reproduces a seed, without the seed itself."""
     named = {name: getattr(options, name) for name in ("requests", "kills", "prefill", "decode")}
     return shlex.join(
         [

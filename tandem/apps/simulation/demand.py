@@ -11,11 +11,13 @@ from tandem.apps.simulation.traffic import SimRequest
 from tandem.engine.simulated.model import SimulatedModel
 
 Demand = tuple[float, float, float]
-"""From when to when a request was there, in virtual seconds, and how many seconds it needs of all pools together."""
+"""The begin and end of a request's presence, in virtual seconds, and the seconds that it needs of all pools
+together."""
 
 
 def demand_of(request: SimRequest, outcome: Outcome, model: SimulatedModel, pools: int) -> Demand:
-    """Steps are shared with everybody, which the least says nothing of: each token costs one that is empty."""
+    """The minimum demand of a request. It ignores that steps are shared with other requests: each token costs an
+    empty step."""
     prompt, size = len(request.prompt) // 4, model.block_tokens
     blocks = -(-(prompt + outcome.tokens) // size)
     longest = -(-outcome.tokens // request.n)
@@ -25,5 +27,5 @@ def demand_of(request: SimRequest, outcome: Outcome, model: SimulatedModel, pool
 
 
 def needed_s(demands: Iterable[Demand], since: float, until: float) -> float:
-    """How long everything would take at least that was there between two times."""
+    """The least seconds that all requests present between two times need together."""
     return sum(seconds for begin, end, seconds in demands if begin < until and end > since)

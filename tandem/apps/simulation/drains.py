@@ -13,11 +13,11 @@ from tandem.apps.simulation.routers import Routers
 from tandem.core.clock import Clock
 
 _ASK_WITHIN_S: Final = 2.0
-"""How long the routers may take to pass the request on, before the worker is signalled instead."""
+"""Seconds the routers may take to pass the drain request on, before the worker gets a signal instead."""
 _LATE_S: Final = 0.5
-"""How much later than its bound a worker may have gone: what it cuts off then still has to be freed."""
+"""Seconds by which a worker may leave later than its bound: the work that it cuts off then still has to be freed."""
 _FROZEN_S: Final = 40.0
-"""How long other faults may keep a worker from leaving."""
+"""Seconds for which other faults may keep a worker from leaving."""
 
 
 class Drains:
@@ -81,7 +81,8 @@ class Drains:
             node.start()
 
     async def _ask(self, worker: str, within_s: float, now: WorkerLife, by_signal: bool) -> None:
-        """By way of the routers, as a scale-down does; by a signal where that does not arrive."""
+        """Ask a worker to drain through the routers, as a scale-down does; by a signal when that request does not
+        arrive."""
         drain_state = now.service.host.drain_state
         if not by_signal:
             self._tell_router({**self._asked, worker: within_s})

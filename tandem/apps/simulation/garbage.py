@@ -1,5 +1,5 @@
-"""How often a process that only simulates looks for garbage: a simulation leaves little in cycles, and looking takes
-time."""
+"""Makes garbage collection rare in a process that only simulates: a simulation leaves little in cycles, and
+collection takes time."""
 
 import gc
 from typing import Final

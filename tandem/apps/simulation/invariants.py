@@ -19,9 +19,9 @@ class Invariants:
         self, platform: Platform, settings: RouterSettings, model: str, stall_s: float, calm_s: Callable[[], float]
     ) -> None:
         self.demands: list[Demand] = []
-        """As `Record.demands`."""
+        """The minimum demand of every request, as in `Record.demands`."""
         self.strikes: list[float] = []
-        """As `Record.strikes`."""
+        """Times at which something affected the work of a worker that decodes, as in `Record.strikes`."""
         self._stall_s = stall_s
         self._clock = platform.clock
         self._routers = {router.name: RouterWatch(router, platform, settings, model) for router in platform.routers}
@@ -35,8 +35,8 @@ class Invariants:
         self._owners = OwnerWatch(platform.clock, platform.nodes, platform.routers, calm_s)
 
     def check(self) -> None:
-        """Raises `AssertionError`, or `Violation` as one. Machines take turns: each is looked at about
-        once a step."""
+        """Check the invariants. Raises `AssertionError`, of which `Violation` is one kind. Machines take turns: each
+        is checked about once a step."""
         for router in self._routers.values():
             router.check_promises()
         self._looks += 1

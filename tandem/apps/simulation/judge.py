@@ -23,11 +23,12 @@ class Record:
     outages: list[tuple[float, float]]
     """(from, to) in virtual seconds."""
     prefill_outages: list[tuple[float, float]]
-    """As `outages`, by what is so and not by what the router knows: blocks reserved for prompts wait that long."""
+    """Spans as in `outages`, but by the actual state and not by what the router knows: blocks reserved for prompts
+    wait that long."""
     strikes: list[float]
     """Times at which something affected the work of a worker that decodes."""
     stall_s: float
-    """How long a request may stand still and still be answered, besides what waiting for its turn takes."""
+    """Seconds that a request may make no progress and still be answered, besides the wait for its turn."""
     demands: Sequence[Demand] = ()
     """The minimum demand of every request."""
 

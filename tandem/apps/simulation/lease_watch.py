@@ -10,13 +10,15 @@ from tandem.core.clock import Clock
 
 _LOOK_EVERY_S: Final = 0.05
 _CALM_S: Final = 6.0
-"""How long after the last misfortune every loss has been noticed: heartbeats missed on one way, then the other."""
+"""Seconds after the last fault by which every loss has been noticed: heartbeats missed in one direction, then in the
+other."""
 _LET_GO_S: Final = 0.1
-"""How long letting go takes then: a word from decode to the router and one on to prefill."""
+"""Seconds that a release takes once it is calm: a message from decode to the router and one on to prefill."""
 
 
 class LeaseWatch:
-    """One per world. `calm_s` tells for how long nothing has been broken or slow."""
+    """The watch over the leases of one world. `calm_s` gives the seconds for which nothing has been broken or
+    slow."""
 
     def __init__(self, clock: Clock, nodes: Mapping[str, WorkerNode], calm_s: Callable[[], float]) -> None:
         self._clock = clock

@@ -158,7 +158,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return _Task(self._tasks_made, work, self, context)
 
     def freeze(self, process: Process) -> None:
-        """From now on nothing of this process runs."""
+        """Freeze the process: nothing of it runs from now on."""
         assert not process.frozen, f"{process.name} is frozen already"
         process.frozen = True
         self._frozen[process] = None

@@ -10,7 +10,7 @@ from typing import Final
 from tandem.core.entropy import SeededEntropy, below
 
 Path = tuple[str, str]
-"""From one node to another."""
+"""A direction of the network: from one node to another."""
 
 ASK: Final = "ask"
 ANSWER: Final = "answer"

@@ -24,7 +24,7 @@ from tandem.worker.settings import HostSettings
 from tandem.worker.simple_decoder import SimpleDecoder
 
 _OVERDUE_S: Final = 0.5
-"""How late a worker may notice a deadline: the longest step, and then some."""
+"""Seconds by which a worker may notice a deadline late: the longest step and a little more."""
 
 
 @dataclass(eq=False, kw_only=True)
@@ -118,7 +118,8 @@ class WorkerNode(ProcessNode[WorkerLife]):
             self._check_deadlines(now)
 
     def _check_deadlines(self, now: WorkerLife) -> None:
-        """No work lives much longer than it may; a process that was stopped needs a moment to notice."""
+        """Check that no work lives much longer than its deadline allows. A process that was stopped needs a moment to
+        notice the deadline."""
         at = self._clock.now()
         late_s = max(now.engine.scheduler.overdue_s(at), now.service.host.overdue_s(at))
         if late_s > _OVERDUE_S and not now.process.frozen and at - now.thawed_s > _OVERDUE_S:

@@ -25,7 +25,8 @@ _Place = tuple[str, str, int]
 
 
 class OwnerWatch:
-    """One per world. `calm_s` tells for how long nothing has been broken or slow."""
+    """The watch over the work that the routers of one world wait for. `calm_s` gives the seconds for which nothing
+    has been broken or slow."""
 
     def __init__(
         self, clock: Clock, nodes: Mapping[str, WorkerNode], routers: Routers, calm_s: Callable[[], float]

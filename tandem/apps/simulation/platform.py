@@ -44,7 +44,7 @@ class Shape:
 
 
 class Platform:
-    """The parts of one platform, wired as in production. What the seams are given is all that differs."""
+    """The parts of one platform, wired as in production. Only what is passed in at the seams differs."""
 
     def __init__(
         self,
@@ -130,7 +130,7 @@ class Platform:
         return LoopClock(self._loop, (2 * unit(self._entropy.fork(f"skew {name}")) - 1) * self._shape.skew_s)
 
     def start(self) -> None:
-        """Start every process; `ready` tells when they serve."""
+        """Start every process; `ready` says when they serve."""
         if self.redis is not None and not self._shape.fabric.redis_down:
             self.redis.start()
         for node in self.machines.values():

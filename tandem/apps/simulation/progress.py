@@ -1,4 +1,5 @@
-"""How far a long run is: on a terminal one line that changes, elsewhere a line now and then. Standard error."""
+"""Shows how far a long run is: one changing line on a terminal, a line now and then elsewhere. Writes to standard
+error."""
 
 import sys
 import time

@@ -1,4 +1,4 @@
-"""No logs while something is simulated: what workers warn of under faults is what is asked of them there."""
+"""Silences logs during a simulation: the faults that workers warn of there are injected on purpose."""
 
 import logging
 from collections.abc import Iterator

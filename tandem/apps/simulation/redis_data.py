@@ -21,8 +21,8 @@ class RedisData:
     scores: dict[bytes, dict[bytes, int]] = field(default_factory=dict)
     buckets: dict[bytes, Bucket] = field(default_factory=dict)
     displaced: dict[bytes, set[bytes]] = field(default_factory=dict)
-    """By record of a living holder the names in which it gave way to others. Redis has no such key: the simulation
-    judges by it what Redis should say."""
+    """The names in which a living holder gave way to others, by the holder's record. Redis has no such key: the
+    simulation uses it to judge what Redis should say."""
 
     def copy(self) -> "RedisData":
         """An independent copy of the data."""

@@ -41,7 +41,7 @@ class RedisNode:
         self._due: dict[tuple[str, str], float] = {}
         self._hanging = 0
         self.mute = 0
-        """How many reasons there are for whatever it answers to get lost."""
+        """The number of reasons for which every answer of the server gets lost."""
 
     @property
     def data(self) -> RedisData | None:
@@ -50,7 +50,7 @@ class RedisNode:
 
     @property
     def runs(self) -> int:
-        """How often a server was started."""
+        """The number of times that a server was started."""
         return self._runs
 
     def now_ms(self) -> int:
@@ -60,7 +60,7 @@ class RedisNode:
     # -- life and death --
 
     def start(self, data: RedisData | None = None) -> None:
-        """Another run, with this data or none."""
+        """Start another run of the server, with this data or none."""
         assert self._server is None, "the node runs already"
         self._runs += 1
         self._server = RedisServer(f"run-{self._runs}", data or RedisData(), self.now_ms)
@@ -71,7 +71,7 @@ class RedisNode:
         self._break(tuple(self._open))
 
     def flush(self) -> None:
-        """The server loses everything and says nothing."""
+        """Make the server lose all its data without notice."""
         if self._server is not None:
             self._server.data = RedisData()
 
@@ -89,7 +89,7 @@ class RedisNode:
             self._server.forget_scripts()
 
     def reconsider(self) -> None:
-        """The network, or the server, carries again: what was held up goes on."""
+        """Send the calls that were held up: the network, or the server, carries again."""
         late, self._late = self._late, deque()
         for call in late:
             self._send(call)
@@ -97,7 +97,7 @@ class RedisNode:
     # -- connections --
 
     def connect(self, client: str) -> Connect:
-        """How a node's process opens this one."""
+        """Give the function with which a process on node `client` opens a connection to this node."""
         return lambda _url: RedisLine(self, client)
 
     def call(self, line: "RedisLine", command: tuple[Argument, ...]) -> "asyncio.Future[object]":

@@ -1,8 +1,8 @@
-"""Requests at given times through a simulated platform without faults: how soon tokens come, in virtual time.
+"""Replays requests at given times through a simulated platform without faults: how soon tokens come, in virtual time.
 
 The router, workers, scheduler, leases, fetches and index are those of production, as in every simulation. With
-`check_every` 0 nothing is looked at but the clients' own counts; otherwise the invariants of router and workers are
-checked after so many rounds of the event loop.
+`check_every` 0 only the clients' own counts are checked; otherwise the invariants of router and workers are checked
+after every `check_every` rounds of the event loop.
 """
 
 import asyncio
@@ -36,7 +36,8 @@ class Arrival:
 
 @dataclass(frozen=True)
 class ReplaySettings:
-    """How to replay. `settle_s` bounds, in virtual seconds, how long workers may hold anything after the last end."""
+    """The settings of a replay. `settle_s` bounds, in virtual seconds, how long workers may hold anything after the
+    last request has ended."""
 
     shape: Shape
     check_every: int = 0
@@ -64,7 +65,7 @@ class Tally:
 
 @dataclass(frozen=True)
 class Replayed:
-    """How a replay went."""
+    """The result of a replay."""
 
     tally: Tally
     handed_off: int

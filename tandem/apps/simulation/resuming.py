@@ -1,7 +1,7 @@
-"""Clients of resumable requests: their connection breaks, with the router or by itself, and they come back or do not.
+"""Clients of resumable requests: their connection breaks, with the router or by itself, and they return or stay away.
 
-A client is one checking sink over all its connections, so what a later connection brings must go on exactly where the
-earlier one ended: nothing twice, nothing missing, the right tokens and text.
+A client is one checking sink over all its connections, so a later connection must continue exactly where the earlier
+one ended: nothing twice, nothing missing, the right tokens and text.
 """
 
 import asyncio
@@ -19,9 +19,10 @@ from tandem.core.messages import TokenLogprob
 
 _RETRY_S: Final = 0.3
 _LATE_S: Final = 3.0
-"""By how much an end may miss its deadline when the client has been away: to be found again takes time."""
+"""Seconds by which the end of a request may miss its deadline when the client has been away: finding the request
+again takes time."""
 _FREED_S: Final = 1.0
-"""How long after the end of a lease nothing is held any more."""
+"""Seconds after the end of a lease within which everything is released."""
 
 
 class Connection:

@@ -30,7 +30,7 @@ from tandem.core.spans import Recorder
 from tandem.link.memory_link import MemoryLinks
 
 _LATE_S: Final = 0.001
-"""By how much an answer of Redis may miss its bound; on virtual time every timer is punctual."""
+"""Seconds by which an answer of Redis may miss its bound; in virtual time every timer is punctual."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class RouterNode:
         """Time of each death of a router, and the name of the incarnation that died."""
         self.frozen_since: float | None = None
         self.freezes: list[tuple[float, float]] = []
-        """From when to when a router's process was stopped."""
+        """The intervals (from, to) in which a router's process was stopped."""
 
     def start(self) -> None:
         """Begin a new incarnation."""
@@ -211,7 +211,7 @@ class RouterNode:
 
     @property
     def lease_s(self) -> float:
-        """How long resumable requests wait for their clients."""
+        """Seconds for which resumable requests wait for their clients."""
         return self._ground.settings.deadlines.resumable_lease_s
 
     def freeze(self) -> None:
@@ -229,7 +229,7 @@ class RouterNode:
         self.frozen_since = None
 
     def frozen_s(self, since: float) -> float:
-        """How long a router's process has been stopped since then."""
+        """Seconds for which a router's process has been stopped after the time `since`."""
         now = self._ground.clock.now()
         current = [] if self.frozen_since is None else [(self.frozen_since, now)]
         return sum(max(0.0, end - max(since, start)) for start, end in (*self.freezes, *current))

@@ -11,7 +11,7 @@ from tandem.apps.simulation.platform import Platform
 from tandem.apps.simulation.router_node import RouterLife, RouterNode
 
 _FREED_WITHIN_S: Final = 2.0
-"""How much longer than the time of missing heartbeats a worker may hold what belongs to a dead router."""
+"""Seconds beyond the time of missing heartbeats for which a worker may hold what belongs to a dead router."""
 
 
 class RouterWatch:
@@ -75,7 +75,7 @@ class RouterWatch:
             )
 
     def _check_guesses(self, life: RouterLife, name: str, blocks: int) -> None:
-        """No more is guessed of a worker than it has room for."""
+        """Check that the index guesses no more blocks of a worker than the worker has room for."""
         guessed = len(life.index.names(name))
         if guessed > blocks:
             raise Violation(f"{guessed} blocks are guessed of {name}, which has {blocks}")

@@ -7,7 +7,7 @@ from tandem.core.entropy import SeededEntropy, below
 
 
 class Routers:
-    """At least one. Which one a request goes to first is drawn from the seed."""
+    """The routers of a world, at least one. The seed decides which router a request goes to first."""
 
     def __init__(self, nodes: Sequence[RouterNode], seed: int) -> None:
         self.nodes = tuple(nodes)
@@ -25,7 +25,8 @@ class Routers:
         return tuple(node.life for node in self.nodes if node.life is not None)
 
     def choose(self, request_id: str, tries: int = 0) -> RouterNode | None:
-        """Where a client comes out that has tried so often before, of those that can be asked; None when none can."""
+        """The router that a client reaches after `tries` earlier tries, among those that can be asked; None when none
+        can."""
         count = len(self.nodes)
         first = tries
         if count > 1:
@@ -35,7 +36,7 @@ class Routers:
 
     @property
     def lease_s(self) -> float:
-        """How long resumable requests wait for their clients."""
+        """Seconds for which resumable requests wait for their clients."""
         return self.nodes[0].lease_s
 
     @property
@@ -44,7 +45,8 @@ class Routers:
         return any(node.frozen_since is not None for node in self.nodes)
 
     def frozen_s(self, since: float) -> float:
-        """How long routers' processes have been stopped since then, one by one."""
+        """Seconds for which the routers' processes have been stopped after the time `since`, added up over the
+        routers."""
         return sum(node.frozen_s(since) for node in self.nodes)
 
     def ready(self) -> bool:

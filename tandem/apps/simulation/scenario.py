@@ -23,8 +23,8 @@ _REDIS = RedisSettings("redis://redis", publish_s=0.5, retry_max_s=1.0, lease_s=
 
 
 def varied(base: WorldSettings, seed: int, *, plain: bool = False) -> WorldSettings:
-    """`base` with everything else drawn from the seed. Requests and kills stay as many as they are. A `plain` world
-    has one router, which every worker tells of its blocks, and neither stores nor Redis; the rest is the same."""
+    """A copy of `base` with everything except the numbers of requests and kills drawn from the seed. A `plain` world
+    has one router, to which every worker reports its blocks, and neither stores nor Redis; the rest is the same."""
     entropy = SeededEntropy(seed, "scenario")
     settings = replace(
         base,

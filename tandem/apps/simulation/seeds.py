@@ -1,4 +1,4 @@
-"""Which seeds a sweep runs, and the file of those that failed once."""
+"""The seeds that a sweep runs, and the file of those that failed once."""
 
 from pathlib import Path
 from typing import NamedTuple

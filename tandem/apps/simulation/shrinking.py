@@ -87,7 +87,7 @@ def _fewest(items: tuple[T, ...], fails: Callable[[tuple[T, ...]], bool]) -> tup
 
 
 def _told(request: SimRequest) -> str:
-    """A request in one line: what shapes it, not what it says."""
+    """The request in one line: its shape, not its content."""
     tokens = len(unpack_tokens(request.prompt))
     said = [f"{request.request_id} at {request.arrive_s:.3f} s: {tokens} prompt tokens"]
     said.append(f"at most {request.stopping.max_tokens} more")

@@ -1,4 +1,4 @@
-"""Many seeds on all cores, a line of progress, and for a failure the seed that brings it back.
+"""Runs many seeds on all cores, shows a line of progress, and gives for each failure the seed that reproduces it.
 
 This is the shell around the simulation; nothing simulated runs in it.
 """
@@ -37,7 +37,8 @@ class SeedResult:
 
 @dataclass(frozen=True)
 class Sweep:
-    """Which seeds to run, and how. `again` begins the command that runs one of them once more."""
+    """The seeds to run, and how to run them. `again` is the beginning of the command that runs one of them once
+    more."""
 
     settings: WorldSettings
     seeds: tuple[Seed, ...]

@@ -13,7 +13,7 @@ _SECOND: Final = f"{ROUTER}2"
 
 @dataclass(frozen=True)
 class PlatformTopology:
-    """Nothing of it by default: one router, which every worker tells of its blocks."""
+    """The optional parts of a platform, none by default: one router, to which every worker reports its blocks."""
 
     stores: int = 0
     store_tiers: TierSettings = field(default_factory=TierSettings)
@@ -22,11 +22,11 @@ class PlatformTopology:
     linked: bool = True
     """Whether routers have links to the stores; without, they know of them from Redis only."""
     redis: RedisSettings = field(default_factory=RedisSettings)
-    """Without a URL there is none."""
+    """The settings of Redis; without a URL there is no Redis."""
     redis_down: bool = False
     """Whether all nodes are configured with a Redis that is never there."""
     silent: tuple[str, ...] = ()
-    """Workers that tell of no events."""
+    """The names of the workers that report no events."""
     routers: int = 1
 
     @property

@@ -1,4 +1,4 @@
-"""Seeded traffic: what clients ask for and when they lose patience. Values only."""
+"""Seeded traffic: the requests that clients send and the times at which they lose patience. Values only."""
 
 from dataclasses import dataclass, replace
 
@@ -24,7 +24,7 @@ class SimRequest:
     """The client's own deadline, so short that passing it is a right end; None leaves the world's."""
     priority: int = 0
     stalls_after: int = 0
-    """After so many outputs the client takes nothing for `stalls_s`; 0 for never."""
+    """The number of outputs after which the client reads nothing for `stalls_s`; 0 for never."""
     stalls_s: float = 0.0
     resumable: bool = False
     """Whether the request is resumable: when its connection breaks, the client comes back `back_after_s` later, or
@@ -65,7 +65,7 @@ class TrafficProfile:
     resumable_share: float = 0.0
     """Clients that come back when their connection breaks, but for every fifth of them."""
     bursts: int = 0
-    """How many moments draw half of all arrivals to themselves."""
+    """The number of moments that attract half of all arrivals."""
     abusers: int = 0
     """Clients beside these that misuse the platform (`abusers`), each with several requests."""
     vocab: int = VOCAB_SIZE
@@ -162,7 +162,7 @@ def _draw_prompt(entropy: SeededEntropy, profile: TrafficProfile, prefixes: list
 
 
 def _tokens(entropy: SeededEntropy, profile: TrafficProfile, count: int) -> tuple[int, ...]:
-    """As many tokens, each drawn as `below` draws."""
+    """Draw `count` tokens, each as `below` draws."""
     vocab = profile.vocab
     return tuple([word * vocab >> 64 for word in entropy.u64s(count)])
 

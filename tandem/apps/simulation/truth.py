@@ -26,9 +26,10 @@ class Oracle:
     """The correct results in a world, computed without engines, blocks or steps."""
 
     truths: dict[str, tuple[Truth, ...]]
-    """By request id: one per sequence."""
+    """The correct results by request id, one per sequence."""
     names: frozenset[bytes]
-    """Of every full block of every prompt followed by its answer. A partial block has none of them."""
+    """The names of every full block of every prompt followed by its answer. A partial block has none of these
+    names."""
 
 
 def build_oracle(model: SimulatedModel, traffic: Sequence[SimRequest]) -> Oracle:

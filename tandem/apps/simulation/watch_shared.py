@@ -54,7 +54,8 @@ class WatchedKnowledge(BlockKnowledge):
         return held
 
     def _check_told(self, holder: str, told: RedisHolder) -> None:
-        """A holder with a link: it must be the incarnation that told, and have lost its feed."""
+        """Check a holder that has a link: it must be the incarnation that Redis knows, and must have lost its
+        feed."""
         peer = self._peers.get(holder)
         if peer is None:
             return

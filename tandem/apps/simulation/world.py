@@ -34,17 +34,18 @@ _CALM: Final = TrafficProfile(
 """The traffic that follows when all faults are over."""
 _CALM_WITHIN_S: Final = 10.0
 _LEASE_S: Final = Deadlines().orphan_lease_s
-"""How long a resumable attempt waits for another router when its own was lost."""
+"""Seconds for which a resumable attempt waits for another router after its own was lost."""
 _FREE_WITHIN_S: Final = 2.0
 _LOOK_S: Final = 0.4
-"""How often a split changes that does."""
+"""Seconds between two looks at the split, in worlds where the split changes."""
 _PAIRED_WITHIN_S: Final = 30.0
 """The longest back-off of a pair, and the canaries of all others before its own."""
 _DECIDED_WITHIN_S: Final = 60.0
 """Seconds within which routers agree on a split: a lease that is not renewed, the time a router listens before
 claiming it, and twice as much to spare."""
 _AGREED_WITHIN_S: Final = 20.0
-"""How long until Redis says of everybody what is so: the longest wait between two attempts, then all blocks anew."""
+"""Seconds within which Redis states the truth about all nodes: the longest wait between two attempts, then all blocks
+anew."""
 
 
 @dataclass(frozen=True)
@@ -76,8 +77,8 @@ class WorldSettings:
     attempt whose router was lost with it, and a moment to notice that."""
     timeout_s: float = 300.0
     stall_s: float = 8.0
-    """How long a request may stand still: longer than a frozen process, a partition or a missing worker holds it
-    up, shorter than any lease."""
+    """Seconds that a request may make no progress: longer than a frozen process, a partition or a missing worker
+    holds it up, shorter than any lease."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ class Script:
 
 @dataclass(frozen=True)
 class Report:
-    """How a seed went. `trace` is a digest over every output with its virtual time."""
+    """The result of one seed. `trace` is a digest over every output with its virtual time."""
 
     seed: int
     outcomes: tuple[Outcome, ...]
@@ -124,9 +125,10 @@ def script(settings: WorldSettings, seed: int) -> Script:
 
 
 def simulate(settings: WorldSettings, seed: int, given: Script | None = None) -> Report:
-    """Run one seed, with a script other than its own when one is given.
+    """Run one seed, with the script `given` instead of its own when there is one.
 
-    Raises `Violation`, `AssertionError`, `Deadlock` or `TimeLimit` when a promise is broken; `lines_of` tells more.
+    Raises `Violation`, `AssertionError`, `Deadlock` or `TimeLimit` when a promise is broken; `lines_of` gives the
+    details.
     """
     world: list[World] = []
 
@@ -203,7 +205,7 @@ class World:
         return self._report(began)
 
     async def _agree(self) -> None:
-        """Without faults Redis soon says of everybody what is so."""
+        """Check that Redis soon states the truth about all nodes once there are no faults."""
 
         def wrong() -> str | None:
             return disagreement(self._platform)
@@ -211,7 +213,8 @@ class World:
         await self._platform.until(lambda: not wrong(), _AGREED_WITHIN_S, "Redis has not caught up", wrong)
 
     async def _serve_calm(self) -> None:
-        """Without faults everything is as if there had never been any: right, soon, and free at once."""
+        """Check that without faults the platform serves as if there had never been any: correct answers, soon, and
+        everything free at once."""
         platform = self._platform
         await platform.until(platform.ready, _CALM_WITHIN_S, "the platform has not recovered")
         await platform.until(platform.routers.paired, _PAIRED_WITHIN_S, "a pair of workers has not been proved again")

@@ -14,8 +14,8 @@ _RUNNING: Final = frozenset("RD")
 
 
 def activity_of(pid: int, apart: Iterable[int] = ()) -> Activity | None:
-    """Of a process and its children, but for those in `apart`, which are judged by themselves. None for one that is
-    gone."""
+    """The activity of a process and its children, except those in `apart`, which are judged by themselves. None for a
+    process that is gone."""
     left_out, ticks, running, own = frozenset(apart) - {pid}, 0, False, None
     for member in family_of(pid, left_out):
         for state, used in _threads(member):
@@ -37,7 +37,7 @@ def family_of(pid: int, left_out: frozenset[int] = frozenset()) -> list[int]:
 
 
 def own_activity_of(pid: int) -> Activity | None:
-    """Of a process's first thread alone, in one look; None for one that is gone."""
+    """The activity of a process's first thread alone, in one read; None for a process that is gone."""
     for state, ticks in _stats(f"/proc/{pid}/stat"):
         return Activity(state, state in _RUNNING, ticks)
     return None
@@ -51,7 +51,7 @@ def _tasks(pid: int) -> list[str]:
 
 
 def _children(pid: int, task: str) -> list[int]:
-    """Of one thread; none when it has ended meanwhile, which its siblings' children outlive."""
+    """The children of one thread; none when the thread has ended meanwhile, while its siblings' children live on."""
     try:
         with open(f"/proc/{pid}/task/{task}/children", encoding="ascii") as file:
             return [int(child) for child in file.read().split()]

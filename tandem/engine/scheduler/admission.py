@@ -12,7 +12,8 @@ from tandem.engine.settings import SchedulerSettings
 
 
 def refuse_impossible(work: EngineRequest, info: EngineInfo) -> None:
-    """Raise for a work that can never run here: `invalid_request`, `context_length_exceeded`, `out_of_blocks`."""
+    """Refuse a request that can never run here. Raises `invalid_request`, `context_length_exceeded` or
+    `out_of_blocks`."""
     prompt = len(work.prompt) // 4
     if prompt == 0 or not work.branches:
         raise TandemError("invalid_request", "a work needs at least one prompt token and one branch", param="prompt")
@@ -144,7 +145,8 @@ class Admission:
         return False
 
     def _block_state(self, sequence: Sequence) -> tuple[Sequence, int, bool]:
-        """As long as this stays the same, a sequence that did not fit still does not."""
+        """The state that decides whether a sequence fits: while it stays the same, a sequence that did not fit still
+        does not."""
         residence = self._residence
         return (sequence, residence.pool.available, residence.batch.width > 0)
 

@@ -15,7 +15,7 @@ class Batch:
         self.parked: dict[Sequence, None] = {}
         self._width: dict[Sequence, int] = {}
         self.width = 0
-        """Sequences admitted, a trunk counting as many as will fork from it."""
+        """The number of sequences admitted, where a trunk counts as many as will fork from it."""
 
     def __iter__(self) -> Iterator[Sequence]:
         yield from self.decoding

@@ -19,7 +19,7 @@ from typing import Final
 from tandem.engine.protocol import NO_CHANGE, KvChange
 
 _HELD_SHARE: Final = 8
-"""At most one in so many slots is held at a time."""
+"""At most one slot in this many is held at a time."""
 
 
 class BlockPool:
@@ -42,7 +42,7 @@ class BlockPool:
         self.pinned: Callable[[bytes], bool] | None = None
         """Whether the block of a name is evicted only when all that could be are pinned."""
         self._changes: dict[bytes, int | None] = {}
-        """Names that are new, with the work that made them, and with None names that are gone."""
+        """The names that changed: new names with the request that made them, and names that are gone with None."""
 
     # -- counts --
 
@@ -150,7 +150,7 @@ class BlockPool:
         return self._refs[slot]
 
     def generation(self, slot: int) -> int:
-        """Grows each time the slot is given to a new block."""
+        """The generation of the slot, which grows each time the slot is given to a new block."""
         return self._generations[slot]
 
     def digests(self, slot: int) -> bytes | None:
@@ -256,7 +256,7 @@ class BlockPool:
         self._quarantined[slot] = None
 
     def unquarantine(self, slot: int) -> None:
-        """No late byte can come any more. Unknown slots are ignored."""
+        """Release the slot from quarantine: no late byte can come any more. Unknown slots are ignored."""
         if slot in self._quarantined:
             del self._quarantined[slot]
             self._free.append(slot)

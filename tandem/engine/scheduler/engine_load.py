@@ -1,4 +1,4 @@
-"""How busy an engine is, as its worker tells it."""
+"""The load of an engine, as its worker reports it."""
 
 from tandem.core.messages import Load, StepFit
 from tandem.engine.scheduler.kv_cache_manager import KvCacheManager

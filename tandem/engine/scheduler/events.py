@@ -39,14 +39,16 @@ class EngineEvents:
         return True
 
     def progress(self, works: Iterable[tuple[int, int]]) -> None:
-        """These (work id, prompt tokens computed for it so far) get on, or wait behind others that do."""
+        """Note that these requests, as (work id, prompt tokens computed so far), make progress or wait behind others
+        that do."""
         self._progressed.update(works)
 
     def explain(self, reason: str) -> None:
         self._reasons[reason] = None
 
     def take(self, kv: KvChange) -> StepReport | None:
-        """Everything since the last call, together with changed names; None when there is nothing to tell."""
+        """The report of everything since the last call, together with changed names; None when there is nothing to
+        report."""
         happened = self.emitted or self._failed or self._ended or self._fetches or self._reasons or self._withdrawn
         if not (happened or self._progressed or kv.stored or kv.removed):
             return None

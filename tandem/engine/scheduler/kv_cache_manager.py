@@ -1,4 +1,4 @@
-"""Which sequences hold which blocks: growing, sharing, forking, preempting, and blocks under transfer.
+"""Manages which sequences hold which blocks: growing, sharing, forking, preempting, and blocks under transfer.
 
 Everything here changes state in place and decides nothing about *when*: `admission` and `step_planner` do.
 """
@@ -16,7 +16,7 @@ from tandem.engine.settings import SchedulerSettings
 
 
 class KvCacheManager:
-    """The block tables of all works, over one pool."""
+    """The block tables of all requests, over one pool."""
 
     def __init__(self, blocks: int, block_tokens: int, settings: SchedulerSettings) -> None:
         self.block_tokens = block_tokens
@@ -35,9 +35,9 @@ class KvCacheManager:
         self.aside: dict[Sequence, bytes] = {}
         """Works that wait for a block to come, or not to come, for another one before they may be admitted."""
         self.abandoned: dict[int, tuple[int, ...]] = {}
-        """Quarantined slots of works that ended while their fetch went on, until `fetch_ended`."""
+        """The quarantined slots of requests that ended while their fetch continued, until `fetch_ended`."""
         self.export_due = 0
-        """Blocks of admitted prefill works that are still to be exported."""
+        """The number of blocks of admitted prefill requests that are still to be exported."""
         self.preemptions = 0
         self.ready_again = False
         """A sequence became ready to run; a plan that came out empty is worth making again."""
@@ -45,7 +45,7 @@ class KvCacheManager:
         self._arrivals = 0
 
     def next_arrival(self) -> int:
-        """The next place in the order in which works came."""
+        """Give the next number in the order in which requests arrived."""
         self._arrivals += 1
         return self._arrivals
 
@@ -103,7 +103,7 @@ class KvCacheManager:
         )
 
     def fork(self, trunk: Sequence) -> None:
-        """The trunk's KV is complete: its branches share it from here on."""
+        """Share the trunk's KV, which is complete, with its branches from here on."""
         job = trunk.job
         born = [branch for branch in job.branches.values() if branch.phase is Phase.UNBORN]
         for branch in born:
@@ -165,7 +165,7 @@ class KvCacheManager:
         return self.settings.prefix_cache and not job.work.private
 
     def export(self, sequence: Sequence, block: int) -> None:
-        """Pin a complete block under the work's lease, when it has one and the block belongs to its root."""
+        """Pin a complete block under the request's lease, when it has one and the block belongs to its root."""
         job = sequence.job
         if not job.leased or sequence is not job.root:
             return
@@ -221,7 +221,7 @@ class KvCacheManager:
     # -- blocks under transfer --
 
     def bring(self, job: ScheduledRequest, blocks: int) -> None:
-        """Have the first `blocks` full blocks of a work fetched when it is admitted."""
+        """Let the first `blocks` full blocks of a request be fetched when it is admitted."""
         if job.admitted is not None:
             return
         job.bring = min(blocks, job.root.known // self.block_tokens)
@@ -274,7 +274,7 @@ class KvCacheManager:
             self._queue_of(job.root).push(job.root)
 
     def put_off(self, job: ScheduledRequest, now: float) -> None:
-        """Take its blocks from a work that fetches. It waits again as soon as its fetch has ended."""
+        """Take back the blocks of a request that fetches. The request waits again as soon as its fetch has ended."""
         self.drop(job.root, Phase.WAITING)
         job.withdrawn = True
         job.ready = False
@@ -283,7 +283,7 @@ class KvCacheManager:
         job.tokens_reused = job.tokens_pulled = 0
 
     def landed(self, job: ScheduledRequest, index: int, digests: bytes, now: float) -> None:
-        """Target `index` of the work's fetch holds verified bytes."""
+        """Note that target `index` of the request's fetch holds verified bytes."""
         root, fetch = job.root, job.fetch
         target = fetch.land(index, now) if fetch is not None else None
         if target is None:

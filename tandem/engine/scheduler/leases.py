@@ -43,7 +43,7 @@ class LeaseTable:
     _tombstones: OrderedDict[str, None] = field(default_factory=OrderedDict)
     _pins: dict[int, int] = field(default_factory=dict)
     _owed: dict[int, int] = field(default_factory=dict)
-    """Of `_pins`, those of leases that belong to a work."""
+    """The pins among `_pins` under leases that belong to a request."""
     _shared: int = 0
     _touched: dict[str, None] = field(default_factory=dict)
     _soonest: float = inf
@@ -60,7 +60,7 @@ class LeaseTable:
 
     @property
     def owed(self) -> int:
-        """Distinct slots pinned under leases of works."""
+        """The number of distinct slots pinned under leases of requests."""
         return len(self._owed)
 
     @property
@@ -70,11 +70,11 @@ class LeaseTable:
 
     @property
     def next_expiry(self) -> float:
-        """No lease expires before this; infinity when none can."""
+        """The time before which no lease expires; infinity when none can."""
         return self._soonest
 
     def pins(self) -> dict[int, int]:
-        """How often each slot is pinned."""
+        """The number of pins of each slot."""
         return dict(self._pins)
 
     def finished(self) -> tuple[Lease, ...]:
@@ -154,7 +154,7 @@ class LeaseTable:
             self._soonest = min(self._soonest, lease.expires)
 
     def move(self, lease_id: str, now: float) -> None:
-        """The work gets on, or what it waits for does."""
+        """Note that the request of a lease makes progress, or that what it waits for does."""
         lease = self._leases.get(lease_id)
         if lease is not None:
             lease.moved = now
@@ -276,7 +276,7 @@ def _count_down(counts: dict[int, int], slot: int) -> None:
 
 
 def _slots_of(exports: Sequence[Iterable[int | None]]) -> dict[int | None, int]:
-    """How often each slot is exported."""
+    """The number of exports of each slot."""
     counts = Counter(chain.from_iterable(exports))
     del counts[None]
     return dict(counts)

@@ -16,7 +16,7 @@ _DONE: Final = Phase.DONE
 
 
 class OutputProcessor:
-    """Over the works of one scheduler. `close` ends a branch."""
+    """The processing of drawn tokens for the requests of one scheduler. `close` ends a branch."""
 
     def __init__(
         self,
@@ -79,7 +79,8 @@ class OutputProcessor:
         emit: bool = True,
         relayed: bool = False,
     ) -> str | None:
-        """The next position of a branch is `token`: tell, and end the branch where that ends it; gives its finish."""
+        """Accept `token` as the next position of a branch: report it, and end the branch when the token ends it.
+        Returns the branch's finish, if any."""
         job, position = branch.job, branch.append(token)
         finish, stop_reason = None, None
         if position >= job.max_tokens or token in job.ends:

@@ -23,7 +23,8 @@ class PeerRead:
 
 
 class PeerReads:
-    """Numbers its fetches downwards from -1, so that they are no works'."""
+    """The reads of blocks for peers. Their fetches are numbered downwards from -1, so that no number is a
+    request's."""
 
     def __init__(self, residence: KvCacheManager, outbox: EngineEvents) -> None:
         self._residence = residence
@@ -35,7 +36,8 @@ class PeerReads:
         self._last = 0
 
     def ask(self, lease_id: str, names: Sequence[bytes]) -> None:
-        """Blocks that are not here are to be brought under an open lease; until they are, they are pending."""
+        """Ask for blocks that are not here to be brought under an open lease; until they are here, they are
+        pending."""
         self._leases.expect(lease_id, names)
         self._asked.append((lease_id, tuple(names)))
 
@@ -62,7 +64,7 @@ class PeerReads:
         self._outbox.fetch(FetchJob(self._last, targets, hand_off=False, peer_read=True))
 
     def landed(self, work_id: int, index: int, digests: bytes) -> None:
-        """Target `index` of a guest's fetch holds verified bytes."""
+        """Publish and export target `index` of a peer read, whose slot now holds verified bytes."""
         peer_read = self._peer_reads[work_id]
         target = peer_read.pending.pop(index)
         self._pool.publish(target.slot, target.name, digests, work_id)
@@ -87,5 +89,5 @@ class PeerReads:
             self._leases.export(lease_id, name, slot)
 
     def slots(self) -> list[int]:
-        """Slots that are reserved for guests."""
+        """The slots reserved for peer reads that have not landed."""
         return [target.slot for peer_read in self._peer_reads.values() for target in peer_read.pending.values()]

@@ -131,8 +131,8 @@ class Runner(Protocol):
         ...
 
     def watch(self, seen: Callable[[ProcessSample], None]) -> None:
-        """Tell from now on, some times a second, what is seen of the process that computes. A runner that computes in
-        this process has nothing to tell."""
+        """Report samples of the process that computes to `seen` from now on, several times a second. A runner that
+        computes in this process reports nothing."""
         ...
 
     async def load(self) -> EngineInfo:

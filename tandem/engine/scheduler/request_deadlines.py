@@ -1,4 +1,4 @@
-"""By when works must be over, and for how long each may wait for what it waits for. Pure: no clock."""
+"""Deadlines of requests, and bounds on how long each request may wait for a place or for its KV. Pure: no clock."""
 
 import heapq
 from collections.abc import Callable, Iterator, Mapping
@@ -12,8 +12,9 @@ _ENTRIES_SPARE: Final = 1024
 
 
 class Wait(Enum):
-    """`PLACE`: for a place in the batch, for blocks of its own, or for its images to have their turn. `KV`: it has
-    blocks, and their content is being brought. `NOTHING`: it is being computed, or has been, or its images are."""
+    """The resource that a request waits for. `PLACE`: a place in the batch, blocks of its own, or its turn to have
+    its images read. `KV`: the request has blocks, and their content is being fetched. `NOTHING`: the request is being
+    computed or has been, or its images are being read."""
 
     PLACE = "place"
     KV = "kv"
@@ -47,14 +48,15 @@ def _never(_work_id: int) -> bool:
 
 
 class RequestDeadlines(Generic[TimedRequestT]):
-    """A heap of moments at which a work may be due. What is no longer so is found out when its moment comes.
+    """A heap of the times at which requests may be due. An entry that no longer holds is detected when its time
+    comes.
 
-    A work may wait `queue_s` for its place, and `kv_s` for the content of its blocks, both after the last moment at
-    which prompts before it got on (`moved`). While `fetched(work_id)` says that a fetch brings its blocks the fetch's
-    own bounds hold. A work whose prompt is computed elsewhere waits for as long as its router does, which hears how
-    that gets on: a place here would be of no use to it yet. A work whose answer has begun waits for a place until its
-    request's deadline, and one that is being computed has that deadline alone; whether the engine computes at all is
-    not known here.
+    A request may wait `queue_s` for its place and `kv_s` for the content of its blocks, both counted from the last
+    time at which prompts ahead of it made progress (`moved`). While `fetched(work_id)` says that a fetch brings its
+    blocks, the bounds of the fetch apply. A request whose prompt is computed on another worker waits for as long as
+    its router does, because the router follows the progress of the prefill and a place here would be of no use yet. A
+    request whose output has begun waits for a place until the deadline of the request. A request that is being
+    computed has that deadline alone: whether the engine makes progress is not known here.
     """
 
     def __init__(
@@ -121,7 +123,7 @@ class RequestDeadlines(Generic[TimedRequestT]):
         return max(job.waits_since, self._moved) + self._bounds[job.wait]
 
     def _arm(self, until: float, work_id: int) -> None:
-        """One moment is kept for the wait of a work: whatever it finds too early is looked at again."""
+        """Keep one entry for the wait of a request. An entry that comes up too early is armed again."""
         if until < self._armed.get(work_id, inf):
             self._armed[work_id] = until
             heapq.heappush(self._moments, (until, work_id))

@@ -62,7 +62,7 @@ class Scheduler:
     # -- commands --
 
     def submit(self, work: EngineRequest, now: float) -> None:
-        """Queue a work. Raises `invalid_request`, `context_length_exceeded`, `out_of_blocks`, `queue_full`, and
+        """Queue a request. Raises `invalid_request`, `context_length_exceeded`, `out_of_blocks`, `queue_full`, and
         `cancelled` when its lease has already been released."""
         assert work.work_id not in self._jobs, f"work {work.work_id} is here already"
         assert work.mode in ("prefill", "decode", "local"), work.mode
@@ -82,7 +82,7 @@ class Scheduler:
         self._deadlines.watch(job, now)
 
     def cancel(self, work_id: int, now: float, sequence: int | None = None) -> None:
-        """Free a work, or one sequence of it."""
+        """Cancel a request, or one sequence of it, and free its blocks."""
         job = self._jobs.get(work_id)
         if job is None:
             return
@@ -109,7 +109,8 @@ class Scheduler:
             self.residence.settle(branch)
 
     def sample_first(self, work_id: int, now: float) -> None:
-        """Draw here what has not been provided; what a fetch does not bring is computed, and none begins any more."""
+        """Sample here the positions of a decode request that have not been provided. Blocks that a fetch does not
+        bring are computed here, and no new fetch begins."""
         job = self._jobs.get(work_id)
         if job is None or job.work.mode != "decode":
             return
@@ -131,7 +132,8 @@ class Scheduler:
     # -- blocks under transfer --
 
     def prefix(self, work_id: int) -> Prefix | None:
-        """The full blocks that a work which waits begins with; None when it waits no longer, or is private."""
+        """The full blocks that a waiting request begins with; None when the request no longer waits, or is
+        private."""
         job = self._jobs.get(work_id)
         if job is None or job.admitted is not None or job.work.private:
             return None
@@ -145,7 +147,7 @@ class Scheduler:
             self.residence.bring(job, blocks)
 
     def landed(self, work_id: int, index: int, digests: bytes, now: float) -> None:
-        """Block `index` of the work's fetch is in its slot and verified."""
+        """Record that block `index` of the request's fetch is in its slot and verified."""
         if work_id < 0:
             self.sharing.peer_reads.landed(work_id, index, digests)
             return
@@ -168,7 +170,7 @@ class Scheduler:
             self._note_prefilled(job, now)
 
     def quarantine_over(self, slots: tuple[int, ...]) -> None:
-        """No late byte can reach these slots any more."""
+        """End the quarantine of slots that no late byte can reach any more."""
         for slot in slots:
             self.residence.pool.unquarantine(slot)
 
@@ -187,7 +189,8 @@ class Scheduler:
     # -- steps --
 
     def plan(self, now: float) -> tuple[Step | None, StepReport | None]:
-        """The next step, or None when nothing can be computed now; and what planning brought about."""
+        """The next step, or None when nothing can be computed now, together with the report of what planning
+        changed."""
         assert self._flight is None, "the last step has not been applied"
         self.leases.expire(now)
         for job, reason in self._deadlines.passed(now):
@@ -265,7 +268,7 @@ class Scheduler:
     # -- ends --
 
     def _close(self, branch: Sequence, now: float) -> None:
-        """A branch is over; with the last one the work is."""
+        """Finish a branch. The request ends with its last branch."""
         if branch.phase is Phase.UNBORN:
             branch.phase = Phase.DONE
         elif branch is not branch.job.root:
@@ -344,7 +347,7 @@ class Scheduler:
         return soonest if soonest != float("inf") else None
 
     def load(self) -> Load:
-        """How busy this engine is."""
+        """The present load of this engine."""
         budget = self._budget
         return load_of(self.residence, self._throughput, budget.prompt_cost, budget.longest_s, budget.fit)
 
@@ -354,12 +357,12 @@ class Scheduler:
         self._budget.set_itl_target(itl_target_s)
 
     def overdue_s(self, now: float) -> float:
-        """By how much the work that is most overdue has missed its deadline; 0 when none has."""
+        """Seconds by which the most overdue request has missed its deadline; 0 when no request has missed it."""
         return max((now - job.work.deadline for job in self._jobs.values()), default=0.0)
 
     @property
     def predicted_s(self) -> float:
-        """How long the step that runs is expected to take; zero between steps."""
+        """Seconds that the running step is expected to take; zero between steps."""
         return self._budget.predicted_s(self._flight.load()) if self._flight is not None else 0.0
 
     def give_up(self, reason: str, now: float) -> None:

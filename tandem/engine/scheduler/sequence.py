@@ -1,8 +1,8 @@
-"""A work inside the scheduler, and its sequences: the state that plans are made from.
+"""The scheduler's state of a request and its sequences, from which steps are planned.
 
-A *sequence* is a run of known tokens with a block table, of which the first `computed` positions have their KV.
-A work with one branch has one sequence. A work with several has a *trunk* too: the tokens all branches have in
-common, computed once; when its KV is complete the branches fork off, sharing its blocks.
+A *sequence* is a run of known tokens with a block table; the first `computed` positions have their KV. A request with
+one branch has one sequence. A request with several branches also has a *trunk*: the tokens that all branches have in
+common, computed once. When the KV of the trunk is complete, the branches fork off and share its blocks.
 """
 
 import sys
@@ -23,12 +23,12 @@ _REASONS_MAX = 16
 
 
 class Phase(IntEnum):
-    """Where a sequence is. Blocks are held in PARKED, PREFILL and DECODE only."""
+    """The scheduling phase of a sequence. Only PARKED, PREFILL and DECODE sequences hold blocks."""
 
     UNBORN = 0
-    """A branch whose trunk is not complete."""
+    """The sequence is a branch whose trunk is not complete."""
     WAITING = 1
-    """In the queue: not admitted yet, or preempted."""
+    """The sequence is in the queue: not admitted yet, or preempted."""
     PARKED = 2
     """Admitted, but waits for a fetch or for its next position from elsewhere."""
     PREFILL = 3
@@ -39,7 +39,8 @@ class Phase(IntEnum):
 
 
 class Sequence:
-    """Known tokens, their names and their blocks. `index` is the branch's number, -1 for a trunk."""
+    """The known tokens of a sequence, the names of its blocks, and its block table. `index` is the branch's number,
+    -1 for a trunk."""
 
     __slots__ = (
         "awaits_first",
@@ -79,7 +80,7 @@ class Sequence:
         """The last known token, packed."""
         self.length = len(tokens) // 4
         self.known = self.length
-        """Tokens that came with the work: prompt and forced output."""
+        """The number of tokens that came with the request: prompt and forced output."""
         self.forced = forced
         self.outputs = forced
         self.computed = 0
@@ -163,7 +164,7 @@ class Sequence:
             names += chain_names(names[-1] if names else root, bytes(self.tokens[named:]), block_tokens)
 
     def draw(self) -> Draw:
-        """How the next position is to be sampled."""
+        """The parameters with which the next position is sampled."""
         job, position = self.job, self.outputs + 1
         if position > job.min_tokens and not job.needs_history:
             return Draw(job.work_id, self.index, self.seed, position, job.sampling)
@@ -208,17 +209,20 @@ class ScheduledRequest:
         self.queued = now
         """When the request last began to wait for its place."""
         self.bring = 0
-        """So many leading full blocks are fetched, if they are not here when it is admitted."""
+        """The number of leading full blocks to fetch if they are not here when the request is admitted."""
         self.waited_for: int | None = None
         """The work whose fetch it waited for, or does, to find blocks here that it would have to fetch itself."""
         self.ready = False
-        """Of a decode work: prefill has drawn its first position, so all its blocks can be fetched."""
+        """Whether the prefill worker has sampled the first position of a decode request, so that all its blocks can
+        be fetched."""
         self.prefill_lost = False
         """Of a decode request: no other worker has its blocks, so they are computed here."""
         self.prefill_over = -inf
-        """Of a decode work: when prefill had drawn its first position, or was known to be lost."""
+        """The time at which the prefill of a decode request had sampled its first position, or was known to be
+        lost."""
         self.room_made = self.idle_turns = 0
-        """How often it gave its blocks back to one that could use them at once, and after having been idle."""
+        """How often the request gave its blocks back: `room_made` times at once, to a request that could use them,
+        and `idle_turns` times after its fetch had been idle."""
         self.withdrawn = False
         """Whether the request's blocks went to others; it waits for its fetch to end, and then for new blocks."""
         self.admitted: float | None = None
@@ -276,7 +280,7 @@ class ScheduledRequest:
 
     @property
     def sequences(self) -> Iterable[Sequence]:
-        """Branches, and the trunk where there is one."""
+        """The branches of the request, and its trunk where it has one."""
         if self.root.is_parent:
             yield self.root
         yield from self.branches.values()
@@ -301,7 +305,7 @@ class ScheduledRequest:
             self.tokens_pulled -= 1
 
     def explain(self, reason: str) -> None:
-        """Keep a reason for the work's trace; the first few different ones."""
+        """Keep a reason for the request's trace. Only the first few different reasons are kept."""
         if len(self._reasons) < _REASONS_MAX:
             self._reasons[reason] = None
 
@@ -333,7 +337,7 @@ class Fetch:
         self.pending = {target.index: target for target in targets}
         self.stopped = False
         self.untouched = True
-        """Whether nothing has landed yet of what only the hand-off can bring."""
+        """Whether no block that only the hand-off can bring has landed yet."""
         self._bring = bring
 
     def land(self, index: int, now: float) -> FetchTarget | None:

@@ -33,7 +33,7 @@ class SharedExports:
         return True
 
     def admit(self, *, requests_wait: bool) -> None:
-        """Reserve slots for what peers have asked for, unless works wait for some."""
+        """Reserve slots for the blocks that peers have asked for, unless requests wait for slots."""
         self.peer_reads.admit(lambda: 0 if requests_wait else self._room())
 
     def _room(self) -> int:

@@ -1,13 +1,12 @@
-"""Whether an engine process gets on, and what that means for its works. Pure.
+"""Detection of engine processes that make no progress, and the consequences for their requests. Pure.
 
-    runs, or uses processor time             busy: its step is judged by its age alone
-    neither for `STALLED_S`, in a step       stalled
-    stopped for `STALLED_S`                  stalled, between steps too
-    a step older than 4 × its prediction     overdue
+A process that runs or uses processor time is busy, and its step is judged by its age alone. A process that does
+neither for `STALLED_S` during a step is stalled. A process that is stopped for `STALLED_S` is stalled between steps
+too. A step older than 4 × its prediction is overdue.
 
-An engine that is overdue gets no new work until its step is over, and keeps what it has. One that is stalled gives up
-what it has as well. Time counts as the worker has seen it pass: while the worker itself does not run, nothing is held
-against others.
+An overdue engine gets no new requests until its step is over, and keeps those it has. A stalled engine gives up the
+requests it has as well. Time counts as the worker has seen it pass: while the worker itself does not run, no time is
+held against other processes.
 """
 
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from typing import Final
 
 LOOK_EVERY_S: Final = 0.25
 GAP_MAX_S: Final = 2 * LOOK_EVERY_S
-"""No look counts for more."""
+"""The most seconds that the gap between two looks at a process counts for."""
 STALLED_S: Final = 1.5
 STOPPED: Final = frozenset("TtXZ")
 """States of a process, in the words of /proc, in which it cannot run."""
@@ -30,8 +29,9 @@ def overdue_after_s(predicted_s: float) -> float:
 
 @dataclass(frozen=True)
 class Activity:
-    """Of a process, its threads and those of its children: `state` is its own in the words of /proc, `running`
-    whether any thread computes, waits for a core or for a disk, `ticks` the processor time all have used."""
+    """The activity of a process, its threads and those of its children. `state` is the state of the process itself in
+    the terms of /proc, `running` is whether any thread computes or waits for a core or for a disk, and `ticks` is the
+    processor time that all threads have used."""
 
     state: str
     running: bool
@@ -52,8 +52,8 @@ class ProcessSample:
 
 @dataclass(frozen=True)
 class StallVerdict:
-    """`overdue_s`: for how long the engine has not got on, zero while it does. `stalled`: why its works are given
-    up."""
+    """The verdict on an engine process. `overdue_s` is for how many seconds the engine has made no progress, zero
+    while it makes progress. `stalled` is the reason why its requests are given up."""
 
     overdue_s: float = 0.0
     stalled: str | None = None
@@ -81,8 +81,8 @@ class StallDetector:
     _ticks: int = -1
 
     def look(self, step: int | None, activity: Activity | None, now: float) -> ProcessSample:
-        """The sight of `now`. `step` is the number of the step that runs, None between steps; `activity` is None for
-        a process that is gone, of which others tell."""
+        """Take the sample at `now`. `step` is the number of the running step, None between steps. `activity` is None
+        for a process that is gone, which is reported elsewhere."""
         gap_s = min(GAP_MAX_S, now - self._looked) if self._looked is not None else 0.0
         same = step is not None and step == self._step
         stopped = activity is not None and activity.state in STOPPED

@@ -27,7 +27,8 @@ from tandem.engine.scheduler.sequence import ScheduledRequest
 from tandem.engine.settings import SchedulerSettings
 
 _ROOM_MADE_MAX: Final = 4
-"""How often a fetch makes room at once."""
+"""How often a request whose fetch has brought nothing may give its blocks back at once, without waiting to become
+idle."""
 
 
 @dataclass
@@ -56,7 +57,7 @@ class StalledKvLoads:
         return tuple(given)
 
     def prefill_lost(self, job: ScheduledRequest) -> None:
-        """Stop the fetch of a work whose prefill is lost, unless all its blocks were there and are coming."""
+        """Stop the fetch of a request whose prefill is lost, unless all its blocks were complete and are arriving."""
         fetch = job.fetch
         if fetch is None or fetch.stopped or not fetch.hand_off or (job.ready and not fetch.untouched):
             return

@@ -1,7 +1,8 @@
-"""How many prompt tokens a step may take so that running sequences keep their inter-token target.
+"""The number of prompt tokens that a step may take while running sequences keep their inter-token target.
 
-What the learned step time (`StepTimeModel`) leaves of the target beside the running sequences is given to prompts,
-one after the other, each at its own position. Nothing decodes: `max_batched_tokens` alone bounds the chunk.
+The learned step time (`StepTimeModel`) says what the running sequences leave of the target. That remainder goes to
+prompts, one after the other, each at its own position. When no sequence decodes, `max_batched_tokens` alone bounds
+the chunk.
 """
 
 from dataclasses import replace
@@ -40,13 +41,13 @@ class StepBudget:
 
     @property
     def longest_s(self) -> float:
-        """How long a step full of a prompt's tokens is expected to take; zero before anything was measured."""
+        """Seconds that a step full of one prompt's tokens is expected to take; zero before anything was measured."""
         tokens = self._settings.max_batched_tokens
         load = StepLoad(0, tokens, tokens * tokens / 2, 1)
         return self._model.predict(load) if self._model.observed else 0.0
 
     def predicted_s(self, load: StepLoad) -> float:
-        """How long a step of this load is expected to take."""
+        """Seconds that a step with this load is expected to take."""
         return self._model.predict(load)
 
     @property

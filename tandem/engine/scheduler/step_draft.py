@@ -8,7 +8,8 @@ from tandem.engine.scheduler.step_budget import StepLoad
 
 
 class Entry(msgspec.Struct, gc=False):
-    """One row and what it will have brought about: `end` positions computed, `complete` block indexes."""
+    """One row of a step and its effect: `end` is the number of positions computed after the step, `complete` holds
+    the indexes of the blocks that it completes."""
 
     sequence: Sequence
     row: Row
@@ -25,7 +26,7 @@ class Draft:
         self.generating: dict[Sequence, None] = {}
         """Sequences that get a token as part of the step's columns, in the columns' order."""
         self.filled: dict[Sequence, int] = {}
-        """Of these, whose block is complete with this step, and which block."""
+        """The generating sequences that complete a block in this step, and the index of that block."""
         self.copies: dict[Sequence, tuple[int, int]] = {}
         self.claims: dict[bytes, None] = {}
         """Names of blocks that complete in this step: others need not compute them too."""

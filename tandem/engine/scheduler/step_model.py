@@ -1,9 +1,10 @@
-"""How long a step will take, learned online from the steps so far. Pure: no clock, no randomness.
+"""A model of step times, learned online from the steps so far. Pure: no clock, no randomness.
 
-Two time scales. The shape - what a running sequence, a prompt token, an attended position cost relative to each
-other - is a property of model and machine: recursive least squares with a long memory, each step weighted by its
-own length, no coefficient below zero. The pace follows what the machine does now (a neighbour, a clock rate): an
-exponential mean of measured over predicted time. The margin is how far slow steps lie above their prediction.
+The model has two time scales. The shape, which is the relative cost of a running sequence, a prompt token and an
+attended position, is a property of model and machine. It is learned by recursive least squares with a long memory;
+each step is weighted by its own length, and no coefficient is below zero. The pace follows the present state of the
+machine (a neighbour, a clock rate): an exponential mean of measured over predicted time. The margin is how far slow
+steps lie above their prediction.
 """
 
 import math
@@ -105,7 +106,7 @@ class _Sums:
         self.seconds = self.rows = self.reads = self.pieces = self.tokens = self.positions = 0.0
 
     def add(self, load: StepLoad, seconds: float, steps: int) -> None:
-        """So many steps of this load, which took `seconds` each."""
+        """Add `steps` steps of this load, each of which took `seconds`."""
         self.steps += steps
         self.seconds += steps * seconds
         self.rows += steps * load.decode_rows
@@ -160,7 +161,7 @@ class StepTimeModel:
 
     @property
     def margin(self) -> float:
-        """How many times its prediction a step must be taken to last for the target to hold; in [1, 2]."""
+        """The factor by which predictions must be multiplied for steps to keep the target, in [1, 2]."""
         return min(_MARGIN_MAX, max(1.0, self._slow.value, self._very_slow.value / _STRETCH))
 
     def predict(self, load: StepLoad) -> float:
@@ -186,9 +187,9 @@ class StepTimeModel:
         return _dot(self._cost, features)
 
     def _learn_shape(self, features: tuple[float, ...], seconds: float, size: float) -> None:
-        """One step of recursive least squares, errors counting relative to `size` seconds.
+        """Take one iteration of recursive least squares, in which errors count relative to `size` seconds.
 
-        Steps that tell nothing new neither teach nor forget.
+        Steps that bring no new information neither teach nor forget.
         """
         theta, spread = self._theta, self._spread
         weight = 1.0 / max(size, seconds / 2)

@@ -11,11 +11,11 @@ import msgspec
 from tandem.engine.scheduler.step_model import PromptCost
 
 Order = tuple[int, int]
-"""Sorts works: (-priority, arrival)."""
+"""Sort key of a request: (-priority, arrival)."""
 
 Way = Literal["compute", "fetch", "bring"]
-"""How a work that enters the batch comes by its prompt's KV: it computes it, fetches what a prefill worker computes,
-or has blocks brought that peers or tiers have, and computes the rest."""
+"""The way in which a request that enters the batch gets its prompt's KV: `compute` computes it, `fetch` fetches what
+a prefill worker computes, `bring` fetches the blocks that peers or tiers have and computes the rest."""
 
 _NO_BLOCKS: Final[frozenset[int]] = frozenset()
 
@@ -71,7 +71,8 @@ class Allowance(msgspec.Struct, gc=False):
         return min(self.tokens, max(self.floor, int(self.cost.tokens_within(self.seconds, start))))
 
     def offer(self, start: float) -> Budget:
-        """How much the prompt that has computed `start` tokens may take now; 0 when its turn is another step's."""
+        """The tokens that the prompt with `start` computed tokens may take now; 0 when its turn comes in a later
+        step."""
         if self.seconds is None:
             return Budget(self.tokens, "no ITL target" if self.rows else "prefill alone: max_batched_tokens")
         fits = int(self.cost.tokens_within(self.seconds, start))
@@ -103,8 +104,9 @@ def open_allowance(bounds: StepBounds, rows: int, running_s: float, margin: floa
 
 
 def chunk_end(start: int, length: int, tokens: int, block_tokens: int, filled: Collection[int] = _NO_BLOCKS) -> int:
-    """Where the chunk from `start` of a prompt of `length` tokens ends: at most `tokens` on, at a block's edge where
-    possible, and before the first of the `filled` blocks behind its own, whose KV is here already."""
+    """The position at which the chunk that begins at `start` ends, in a prompt of `length` tokens. The chunk has at
+    most `tokens` tokens, ends at a block boundary where possible, and stops before the first of the `filled` blocks
+    after its own first block, because their KV is here already."""
     end = min(length, start + tokens)
     if end < length:
         aligned = end - end % block_tokens
@@ -122,8 +124,8 @@ def blocks_for(tokens: int, block_tokens: int) -> int:
 
 
 def spare_blocks(watermark: float, blocks: int, busy: bool) -> int:
-    """Blocks of a pool that stay free when a work enters beside others, so that their growth does not preempt at
-    once; none where nothing runs."""
+    """The number of blocks of a pool that stay free when a request enters beside others, so that their growth does
+    not cause preemption at once; 0 when nothing runs."""
     return int(watermark * blocks) if busy else 0
 
 
@@ -138,10 +140,10 @@ def may_export(exported: int, blocks: int, pool: int, share: float) -> bool:
 
 
 def may_enter(way: Way, budget_left: bool, brought_ahead: int, fetch_ahead: int) -> bool:
-    """Whether the first of those that enter in this way may enter, its blocks and its place aside.
+    """Whether the first waiting sequence of this `way` may enter, apart from the blocks and the place it needs.
 
-    Computing takes budget of the step; a hand-off's fetch takes none. Without budget blocks are brought for
-    `fetch_ahead` works, `brought_ahead` of which are there already.
+    Computing uses the budget of the step; the fetch of a hand-off uses none. Without budget, blocks are brought for
+    up to `fetch_ahead` requests, including the `brought_ahead` requests that are there already.
     """
     return budget_left or way == "fetch" or (way == "bring" and brought_ahead < fetch_ahead)
 

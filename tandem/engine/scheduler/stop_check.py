@@ -8,9 +8,10 @@ _GOES_ON: Final = (None, None)
 
 
 def finish_of(job: ScheduledRequest, token: int, position: int) -> tuple[str | None, int | None]:
-    """(finish, stop reason) that `token` at output `position` (from 1) brings; (None, None) when it goes on.
+    """The pair (finish, stop reason) that results from `token` at output `position` (from 1); (None, None) when the
+    sequence goes on.
 
-    End tokens below or at `min_tokens` do not end a sequence: drawing them there is forbidden anyway.
+    End tokens at or below `min_tokens` do not end a sequence: sampling them there is forbidden anyway.
     """
     if position > job.min_tokens and token in job.ends:
         return "stop", (token if token in job.stop_tokens else None)

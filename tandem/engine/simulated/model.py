@@ -82,6 +82,6 @@ class SimulatedModel:
         )
 
     def step_s(self, load: StepLoad) -> float:
-        """How long a step with this load takes."""
+        """Seconds that a step with this load takes."""
         decode = load.decode_rows * self.sequence_s + load.decode_context * self.read_s
         return self.base_s + decode + load.prefill_tokens * self.token_s + load.prefill_context * self.context_s

@@ -39,8 +39,8 @@ _FROM_PRESET: Final = ("context_tokens", "blocks", "base_s", "sequence_s", "toke
 
 @dataclass(frozen=True)
 class Preset:
-    """A simulated model, the bytes that a token of its KV has in reality, and how much of `model.token_s` is
-    attention's: 0 where no table tells."""
+    """A simulated model, the bytes of KV that a token of the real model has, and attention's share of
+    `model.token_s`, which is 0 where no table gives it."""
 
     model: SimulatedModel
     kv_token_bytes: int
@@ -52,7 +52,8 @@ class Preset:
         return tokens * self.attention_token_s + attended * self.model.context_s
 
     def simulated_rate(self, bytes_per_s: float) -> float:
-        """How fast simulated blocks must travel for a link of `bytes_per_s` to carry as many tokens."""
+        """The bytes per second at which simulated blocks carry as many tokens as real KV does on a link of
+        `bytes_per_s`."""
         layout = self.model.layout
         return bytes_per_s * layout.block_bytes / layout.block_tokens / self.kv_token_bytes
 

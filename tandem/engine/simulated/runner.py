@@ -120,7 +120,7 @@ class SimulatedRunner:
             self._following.written(touched)
 
     def _draw_few(self, rows: list[Row], states: list[int]) -> tuple[Drawn, ...]:
-        """Draw what the rows ask for; `states` has E after each."""
+        """Sample what a few rows ask for, one by one; `states` has E after each row."""
         drawn = []
         for row, state in zip(rows, states, strict=True):
             token = int.from_bytes(row.tokens[-4:], "little")
@@ -238,7 +238,7 @@ class SimulatedRunner:
 
 
 def _key(row: Row) -> int:
-    """By which its sequence is followed."""
+    """The key under which the running sum of the row's sequence is kept; -1 for a row without draws."""
     draws = row.draws
     return draws[0].work_id << _BRANCHES | draws[0].sequence if draws else -1
 

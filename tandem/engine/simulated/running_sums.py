@@ -126,7 +126,8 @@ class RunningSums:
                 self._drop(run.key)
 
     def _grown(self, run: RunningSum, table: bytes) -> bool:
-        """Whether `table` goes on from the run's: its tail is full, and there is one more slot."""
+        """Extend the run by one block when `table` continues the run's block table: its tail is full, and `table` has
+        one more slot. Gives whether it does."""
         full = len(run.table)
         if run.end != run.until or len(table) != full + 4 or not table.startswith(run.table):
             return False

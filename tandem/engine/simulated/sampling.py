@@ -1,7 +1,7 @@
-"""From the sum of what was attended to a token: the simulated model's sampling.
+"""The simulated model's sampling: a token from the sum of what was attended to.
 
-The draw hashes E, the last token, the output position and, above temperature 0, seed and sequence; with
-penalties also the output so far. So any wrong byte, token, position or history gives another token.
+A draw hashes E, the last token and the output position. Above temperature 0 it also hashes seed and sequence; with
+penalties, also the output so far. So any wrong byte, token, position or history gives another token.
 """
 
 from collections.abc import Sequence

@@ -27,12 +27,12 @@ class SlotSums:
         self._sums = np.zeros(len(words), dtype=np.uint64)
         self._ends = np.full(len(words), _UNKNOWN, dtype=np.int64)
         self._full = np.arange(1, len(words) + 1, dtype=np.int64) * self._size
-        """Where the blocks of any sequence end."""
+        """The positions at which the blocks of any sequence end."""
         self._full_packed = self._full.tobytes()
 
     def attended(self, tables: list[bytes], positions: list[int]) -> tuple[Words, Words]:
-        """For each block table (packed uint32) and number of positions, which is not 0: E over those positions,
-        and the last block's part of it."""
+        """For each block table (packed uint32) and its number of positions, which is not 0: E over those positions,
+        and the part of E that the last block contributes."""
         size = self._size
         counts = [-(-end // size) for end in positions]
         flat = np.frombuffer(

@@ -1,6 +1,8 @@
-"""From a `Step` to tensors: tokens in computing order, places to write KV, and what each row attends to.
+"""Conversion of a `Step` to tensors: tokens in computing order, positions at which KV is written, and what each row
+attends to.
 
-Built with a few array operations per step, not per row: at batch 16 this is a tenth of a step otherwise.
+The tensors are built with a few array operations per step, not per row: row by row, building them would take a tenth
+of a step at batch 16.
 """
 
 from collections.abc import Sequence
@@ -151,7 +153,7 @@ def _single_view(rows: Sequence[Row], window: int | None, shape: Shape) -> View:
 def _skipped(
     starts: "np.ndarray[tuple[int], Int64]", window: int | None, size: int
 ) -> "np.ndarray[tuple[int], Int64]":
-    """How many leading blocks lie before the window of a query at each start."""
+    """The number of leading blocks that lie before the window of a query at each start."""
     if window is None:
         return np.zeros_like(starts)
     skipped: np.ndarray[tuple[int], Int64] = np.maximum(starts - window + 1, 0) // size

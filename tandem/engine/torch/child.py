@@ -11,7 +11,7 @@ from tandem.engine.torch.frames import LENGTH_BYTES, Done, Failure, ModelLoaded,
 
 
 def serve(connection: socket.socket, memory_fd: int) -> None:
-    """Load what the first frame says, then answer steps until the parent closes its end."""
+    """Load the model that the first frame specifies, then answer steps until the parent closes its end."""
     first = _receive(connection)
     if first is None:
         return

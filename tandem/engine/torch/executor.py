@@ -76,7 +76,7 @@ class ModelExecutor:
         return batch, self._model.forward(batch)
 
     def _draw(self, step: Step, batch: ForwardBatch, hidden: torch.Tensor) -> tuple[Drawn, ...]:
-        """Sample what the rows ask for; the head runs on their last tokens only."""
+        """Sample what the rows ask for; the head runs only on the last tokens of those rows."""
         at = dict(zip(batch.order, batch.last, strict=True))
         draws: list[Draw] = []
         tokens: list[int] = []

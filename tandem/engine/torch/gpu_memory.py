@@ -1,7 +1,8 @@
-"""How much KV memory a GPU leaves to the embedded engine.
+"""The KV memory that a GPU has left for the embedded engine.
 
-`python -m tandem.engine.torch.gpu_memory DEVICE` prints the GPU's free and total bytes: a process of its own, because
-only a program that has loaded torch can ask, and the one that sizes the pool has not."""
+`python -m tandem.engine.torch.gpu_memory DEVICE` prints the GPU's free and total bytes. It is a process of its own,
+because only a program that has loaded torch can ask for them, and the program that sizes the pool has not.
+"""
 
 import json
 import os
@@ -16,7 +17,7 @@ from tandem.process.parent_death import die_with
 
 _BOUND_S: Final = 120.0
 _RESERVE: Final = 1 << 30
-"""For CUDA's context, activations and the gathered K and V of a layer."""
+"""Bytes reserved for CUDA's context, activations and the gathered K and V of a layer."""
 _MEMINFO: Final = Path("/proc/meminfo")
 
 
@@ -60,7 +61,8 @@ def kv_bytes(card: GpuMemory, share: float, weights: int, host_free: int) -> int
 
 
 def host_free() -> int:
-    """Bytes of host memory that can be had without swapping; a lot where the system does not tell."""
+    """Bytes of host memory that are available without swapping; a large number where the system does not report
+    them."""
     try:
         lines = _MEMINFO.read_text(encoding="ascii").splitlines()
     except OSError:

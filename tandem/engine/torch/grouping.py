@@ -1,7 +1,7 @@
-"""How the rows of a step share attention calls: pure decisions on lengths.
+"""Grouping of the rows of a step for shared attention calls: pure decisions on lengths.
 
-Rows that compute one token are attended together, padded to the longest of their group. Padding costs memory
-traffic, a further group costs a fixed number of operator calls per layer; neither may run away.
+Rows that compute one token are attended together, padded to the longest row of their group. Padding costs memory
+traffic, and each further group costs a fixed number of operator calls per layer. Both costs stay bounded.
 """
 
 from collections.abc import Sequence

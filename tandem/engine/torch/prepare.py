@@ -1,4 +1,5 @@
-"""From settings to what a runner loads: resolved model, layout, number of blocks, memory. Makes no tensors."""
+"""Preparation of what a runner loads from the settings: resolved model, layout, number of blocks, memory. Makes no
+tensors."""
 
 import logging
 import os
@@ -37,8 +38,8 @@ class Prepared:
 
 
 def prepare(settings: TorchSettings, card: Callable[[str], GpuMemory] = read_gpu_memory) -> Prepared:
-    """Blocks while a hub model is downloaded and the weights are hashed. `card` tells of a GPU's memory. Raises
-    `bad_model`, `bad_setting`."""
+    """Resolve the settings to what a runner loads. Blocks while a hub model is downloaded and the weights are hashed.
+    `card` gives the memory of a GPU. Raises `bad_model`, `bad_setting`."""
     directory = open_model(settings.model, name=settings.name, cache=settings.cache)
     layout = make_layout(directory.config, settings)
     if settings.device != "cpu":
@@ -105,7 +106,7 @@ def _blocks(
 
 
 def _weight_bytes(directory: ModelDirectory, layout: Layout) -> int:
-    """As they lie on the device: in the layout's type, and the head in float32."""
+    """Bytes of the weights on the device: in the layout's type, and the head in float32."""
     stored = directory.checkpoint(STORED).data_bytes * layout.item_bytes // _ITEM_BYTES[directory.config.dtype]
     return stored + directory.config.vocab_size * directory.config.hidden * 4
 

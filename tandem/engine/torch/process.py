@@ -141,7 +141,8 @@ class ProcessRunner:
         self._next_look = asyncio.get_running_loop().call_later(LOOK_EVERY_S, self._look)
 
     def _look(self) -> None:
-        """Tell what the process shows. One that is stopped between steps is given as long as a step, then ended."""
+        """Report a sample of the process. A process that is stopped between steps is given as long as a step may
+        take, then ended."""
         assert self._process is not None
         pid, limit_s = self._process.pid, self._settings.step_timeout_s
         # Steps that follow each other show that it gets on: its threads matter in one that lasts.
@@ -204,7 +205,8 @@ class ProcessRunner:
 
 
 def _environment(inherited: Mapping[str, str], threads: int) -> dict[str, str]:
-    """The thread count must be in the environment: OpenMP reads it before torch can be told.
+    """The environment of the child process. It sets the thread count, because OpenMP reads that before torch can be
+    told.
 
     The path makes the child run this very package, wherever it was imported from.
     """

@@ -84,7 +84,7 @@ class RopeTable:
         self._grow(1024)
 
     def rows(self, positions: torch.Tensor, longest: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """For `positions` [n], of which `longest` is the greatest: cosines and signed sines [n, 1, dim]."""
+        """Cosines and signed sines [n, 1, dim] for `positions` [n], the greatest of which is `longest`."""
         if longest >= self._cos.shape[0]:
             self._grow(max(longest + 1, 2 * self._cos.shape[0]))
         return self._cos.index_select(0, positions).unsqueeze(1), self._sin.index_select(0, positions).unsqueeze(1)

@@ -1,8 +1,9 @@
-"""From logits to tokens: the order of vLLM (bias, penalties, temperature, min-p, top-k, top-p), then one number.
+"""Sampling of tokens from logits: vLLM's order (bias, penalties, temperature, min-p, top-k, top-p), then one random
+number.
 
-A token is drawn by inverse CDF over ascending token ids with the random number of (seed, sequence, position).
-Every operation works on each row alone, so a draw does not depend on what else is in the batch. Of tokens that
-tie at a cut-off all are kept: which of them a sort puts first must not matter.
+A token is drawn by inverse CDF over ascending token ids with the random number of (seed, sequence, position). Every
+operation works on each row alone, so a draw does not depend on what else is in the batch. All tokens that tie at a
+cut-off are kept: which of them a sort puts first must not matter.
 """
 
 from collections.abc import Sequence
@@ -17,7 +18,7 @@ from tandem.core.messages import Alternative, TokenLogprob
 from tandem.engine.scheduler.plan import Draw, Drawn
 
 _NUCLEUS_FIRST = 1024
-"""How many of the likeliest tokens top-p looks at before it sorts the whole vocabulary."""
+"""The number of likeliest tokens that top-p examines before it sorts the whole vocabulary."""
 
 _PIECE = 512
 """Tokens of which probabilities are added up first where the whole vocabulary is drawn from."""
@@ -120,7 +121,8 @@ def _random(logits: torch.Tensor, draws: Sequence[Draw]) -> list[int]:
 
 
 class Cut(NamedTuple):
-    """Which tokens of a row remain: the `top_k` likeliest (0: all), and of these the share `top_p`."""
+    """The cut that says which tokens of a row remain: the `top_k` likeliest (0: all), and of these the share
+    `top_p`."""
 
     top_k: int
     top_p: float
@@ -147,7 +149,8 @@ def draw_tokens(logits: torch.Tensor, cuts: Sequence[Cut], units: Sequence[float
 def _rows(
     logits: torch.Tensor, cuts: Sequence[Cut], units: Sequence[float], rows: Sequence[int]
 ) -> tuple[torch.Tensor, Sequence[Cut], torch.Tensor]:
-    """These rows, which are in order; without a copy where they are all."""
+    """The logits, cuts and random numbers of `rows`, which are in order; the logits are not copied when `rows` are
+    all rows."""
     if len(rows) < len(cuts):
         cuts, units, logits = [cuts[row] for row in rows], [units[row] for row in rows], logits[list(rows)]
     return logits, cuts, torch.tensor(units, device=logits.device, dtype=torch.float64)
@@ -156,8 +159,9 @@ def _rows(
 def _draw_likeliest(
     logits: torch.Tensor, cuts: Sequence[Cut], units: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens of rows with a cut, and for which of them this is right: where the cut leaves more than was looked at,
-    it is not. Sums run over candidates in order, so how many other rows look at changes nothing."""
+    """Tokens of rows with a cut, and for each row whether its token is right: it is not where the cut leaves more
+    tokens than were examined. Sums run over the candidates in order, so the number that other rows examine changes
+    nothing."""
     device = logits.device
     counts = torch.tensor([cut.top_k or logits.shape[1] for cut in cuts], device=device)
     shares = torch.tensor([cut.top_p for cut in cuts], device=device, dtype=torch.float64)
@@ -207,7 +211,7 @@ def _draw_whole(logits: torch.Tensor, cuts: Sequence[Cut], units: torch.Tensor) 
 
 
 def _inverse(cumulative: torch.Tensor, units: torch.Tensor) -> torch.Tensor:
-    """Where each row's sum passes its share of the whole, in [0, 1)."""
+    """The index at which each row's cumulative sum passes its share of the total; shares are in [0, 1)."""
     return _first_above(cumulative, units * cumulative[:, -1])
 
 

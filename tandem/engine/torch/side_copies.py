@@ -30,7 +30,7 @@ class SideCopies(Protocol):
 
 
 class PlainCopies:
-    """Of devices without streams: a copy has ended when it returns."""
+    """Side copies for devices without streams: a copy has ended when `copy` returns."""
 
     def copy(self, pairs: Pairs) -> None:
         for target, source in pairs:
@@ -44,7 +44,7 @@ class PlainCopies:
 
 
 class StreamCopies:
-    """On a CUDA stream of their own."""
+    """Side copies on a CUDA stream of their own."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

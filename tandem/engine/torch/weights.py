@@ -31,7 +31,7 @@ class LayerWeights:
     qkv: torch.Tensor
     qkv_bias: torch.Tensor | None
     qk_norm: RmsNorm | None
-    """Over query and key heads stacked [heads + kv_heads, head_dim]."""
+    """The norm over query and key heads stacked [heads + kv_heads, head_dim]."""
     output: torch.Tensor
     output_bias: torch.Tensor | None
     post_norm: RmsNorm

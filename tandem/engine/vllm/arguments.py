@@ -1,4 +1,4 @@
-"""From settings to vLLM's engine arguments and environment. Pure; imports no vLLM."""
+"""Conversion of settings to vLLM's engine arguments and environment. Pure; imports no vLLM."""
 
 import math
 import os
@@ -17,11 +17,13 @@ from tandem.engine.vllm.settings import RunnerKind, Speculative, VllmSettings
 PROCESSORS: Final = ("tandem.engine.vllm.forcing:ForcedTokens", "tandem.engine.vllm.drawing:PositionDraws")
 """Our logits processors for vLLM's first model runner."""
 PROCESSORS_V2: Final = ("tandem.engine.vllm.forcing_v2:ForcedTokensV2",)
-"""For the second, which draws from seed and position by itself."""
+"""Our logits processors for vLLM's second model runner, which draws from seed and position by itself."""
 REPORT_VARIABLE: Final = "TANDEM_VLLM_TELL"
-"""Where the engine's processes send their progress and last words; see `telling.py`."""
+"""The environment variable with the socket to which the engine's processes send their progress and last words; see
+`process_reports.py`."""
 _ADAPTER_SLOTS: Final = 4
-"""Adapters whose weights are in place at a time, and so can be in one step; `extra.max_loras` says otherwise."""
+"""The number of adapters whose weights are loaded at a time, and which can therefore be in one step;
+`extra.max_loras` overrides it."""
 _OF_ONE_NODE: Final = ("model", "node_rank", "master_port", "kv_events_config")
 """Arguments that differ between the nodes of a worker: paths of its own, and which it is."""
 _GIB: Final = 1 << 30
@@ -77,9 +79,9 @@ def engine_arguments(
     *,
     kv_events: bool = True,
 ) -> EngineArguments:
-    """`transfer` are the fields of vLLM's `KVTransferConfig`; None moves no KV. `store_port` is where ranks on
-    several nodes find each other, at the leader. With `kv_events` vLLM tells of its prefix cache. Raises
-    `bad_setting`."""
+    """The arguments that vLLM is built from. `transfer` holds the fields of vLLM's `KVTransferConfig`; None moves no
+    KV. `store_port` is the leader's port at which ranks on several nodes find each other. With `kv_events` vLLM
+    reports the changes of its prefix cache. Raises `bad_setting`."""
     refuse_unfit(settings)
     assert transfer is None or settings.nodes.count == 1, "ranks on other nodes cannot reach a stage"
     if transfer is not None and settings.parallelism.data > 1:
@@ -113,8 +115,8 @@ def facts_of(arguments: EngineArguments, model_hash: str) -> dict[str, str]:
 
 
 def with_threads(settings: VllmSettings) -> VllmSettings:
-    """With the threads of each rank, where they are not given: this node's cores shared out over its ranks, but for
-    the one that is left to everything else."""
+    """The settings with the threads of each rank filled in where they are not given: this node's cores divided among
+    its ranks, except for one core that is left to everything else."""
     if settings.threads is not None:
         return settings
     return replace(settings, threads=max(1, (len(os.sched_getaffinity(0)) - 1) // settings.ranks_here))
@@ -163,8 +165,9 @@ def _model(settings: VllmSettings, model: Path) -> dict[str, object]:
 
 
 def _media(settings: VllmSettings) -> dict[str, object]:
-    """Without images nothing of what reads them is loaded. With images none is kept as it was read: vLLM would count
-    on requests coming to its engine in the order in which their images were read, and here some never come."""
+    """The arguments for images. Without images, vLLM loads nothing that reads them. With images, no processed image
+    is cached: vLLM would rely on requests reaching its engine in the order in which their images were read, and here
+    some never reach it."""
     if settings.images_per_prompt == 0:
         return {"language_model_only": True}
     most = {"image": settings.images_per_prompt, "video": 0, "audio": 0}
@@ -235,7 +238,8 @@ def _sampling(settings: VllmSettings) -> dict[str, object]:
 
 
 def _speculation(given: Speculative, runner: RunnerKind) -> dict[str, object]:
-    """In vLLM's words. Only its n-gram lookup on the device goes with asynchronous scheduling."""
+    """The speculative settings in vLLM's terms. Only vLLM's n-gram lookup on the device works with asynchronous
+    scheduling."""
     made: dict[str, object] = {"method": given.method, "num_speculative_tokens": given.tokens}
     if given.model:
         made["model"] = given.model

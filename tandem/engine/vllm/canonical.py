@@ -57,7 +57,7 @@ class SlotShape:
         return self.layers * self.units * self.page_bytes
 
     def offset(self, layer: int, unit: int) -> int:
-        """Of a page inside a slot, bytes."""
+        """The offset of a page inside a slot, in bytes."""
         return (layer * self.units + unit) * self.page_bytes
 
 

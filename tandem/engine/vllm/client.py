@@ -1,7 +1,7 @@
 """The only module that calls vLLM's API: builds an `AsyncLLM`, sends requests, receives one message per engine step.
 
-vLLM's own output handling (a queue and a task per request, incremental detokenization) is left out: what an engine
-step brought about becomes one report. Qualified with vLLM 0.32; the contract suite is the judge of another version.
+vLLM's own output handling (a queue and a task per request, incremental detokenization) is left out: the results of an
+engine step become one report. Qualified with vLLM 0.32; the contract suite decides about any other version.
 """
 
 import asyncio
@@ -88,7 +88,8 @@ class VllmClient:
 
     @property
     def images_max(self) -> int:
-        """How many images a prompt may have; 0 for a model without vision, and where they are switched off."""
+        """The number of images that a prompt may have; 0 for a model without vision, and where images are switched
+        off."""
         processor = self._llm.renderer.mm_processor
         return 0 if processor is None else int(processor.info.allowed_mm_limits.get("image", 0))
 
@@ -185,7 +186,7 @@ class VllmClient:
             raise EngineGone from error
 
     def more(self) -> EngineCoreOutputs | None:
-        """Another message that is here already."""
+        """The next message, if one has already arrived; otherwise None."""
         queue: asyncio.Queue[EngineCoreOutputs | Exception] = self._core.outputs_queue
         if queue.empty():
             return None
@@ -196,7 +197,7 @@ class VllmClient:
 
     @property
     def exit_statuses(self) -> tuple[int, ...]:
-        """Of the engine processes that have ended; negative for a signal."""
+        """The exit statuses of the engine processes that have ended; negative for a signal."""
         manager = self._core.resources.engine_manager
         return tuple(each.exitcode for each in getattr(manager, "processes", ()) if each.exitcode is not None)
 

@@ -49,7 +49,7 @@ class Conduit:
         self._cleanup = contextlib.ExitStack()
         self._peers: dict[int, _Peer] = {}
         self._strangers: dict[_Peer, None] = {}
-        """Connections that have not said hello."""
+        """Connections that have not sent their hello."""
         self.path = ""
 
     def open(self) -> str:
@@ -76,7 +76,7 @@ class Conduit:
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """Ranks that have said hello, in order."""
+        """The ranks that have sent their hello, in order."""
         return tuple(sorted(self._peers))
 
     def tell(self, message: ToRank) -> None:

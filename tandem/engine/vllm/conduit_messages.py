@@ -30,14 +30,14 @@ class RankHello(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=1):
 
 
 class Saved(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=2):
-    """This rank's part of these blocks of a work lies in their slots."""
+    """Reports that this rank's part of these blocks of a request is in their slots."""
 
     work: int
     indices: tuple[int, ...]
 
 
 class LoadFinished(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=3):
-    """This rank has reported a request's load as over. `copied` blocks were taken from slots."""
+    """Reports that this rank has declared a request's load finished. `copied` blocks were taken from slots."""
 
     work: int
     sequence: int
@@ -62,8 +62,8 @@ class Ended(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=5):
 
 
 class Routed(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=6):
-    """Where the tokens of this rank's layers went of late, for a metric. Told by one rank of those that see the same
-    tokens."""
+    """Reports how the tokens of this rank's layers were routed to experts of late, for a metric. Of the ranks that
+    see the same tokens, one sends it."""
 
     balance: ExpertBalance
 
@@ -78,7 +78,8 @@ class OutputOffer(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=7)
 
 
 class OutputSaved(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=8):
-    """This rank has done with the slots it was given for a request's output. `saved`: its part lies in them."""
+    """Reports that this rank no longer uses the slots it was given for a request's output. `saved`: its part is in
+    them."""
 
     work: int
     sequence: int
@@ -99,14 +100,14 @@ class Welcome(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=16):
 
 
 class BlocksReceived(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=17):
-    """These blocks of a work are complete in their slots and verified."""
+    """Reports that these blocks of a request are complete in their slots and verified."""
 
     work: int
     indices: tuple[int, ...]
 
 
 class Spoiled(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=18):
-    """These blocks of a work turned out to be damaged after they had landed."""
+    """Reports that these blocks of a request turned out to be damaged after they had landed."""
 
     work: int
     indices: tuple[int, ...]
@@ -120,7 +121,7 @@ class Withheld(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=23):
 
 
 class NoMore(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=19):
-    """Nothing more lands for a work."""
+    """Reports that no more blocks land for a request."""
 
     work: int
 
@@ -134,7 +135,7 @@ class First(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=20):
 
 
 class DrawFirst(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=21):
-    """The next positions of a work that have not been provided are drawn here."""
+    """Asks the ranks to sample here the next positions of a request that have not been provided."""
 
     work: int
 
@@ -146,8 +147,8 @@ class Closed(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=22):
 
 
 class OutputSlots(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=24):
-    """Where the offered blocks of a request's output go, in the order of their names; `NO_SLOT` for one that the
-    stage has, or has no room for. Every rank answers with `OutputSaved`."""
+    """The slots for the offered blocks of a request's output, in the order of their names; `NO_SLOT` for a block that
+    the stage has, or has no room for. Every rank answers with `OutputSaved`."""
 
     work: int
     sequence: int

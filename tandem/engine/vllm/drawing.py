@@ -42,17 +42,17 @@ class _Row:
 
 
 class PositionDraws(LogitsProcessor):
-    """Applies top-k and top-p to requests with a seed, draws, and leaves vLLM's sampler the drawn token alone.
+    """Applies top-k and top-p to requests with a seed, draws, and leaves vLLM's sampler only the drawn token.
 
-    It works after bias, penalties, temperature and min-p, which are vLLM's; such requests tell vLLM neither top-k nor
-    top-p nor seed. Others are not touched, and a batch without such a request is left at once.
+    It works after bias, penalties, temperature and min-p, which vLLM applies; vLLM is given neither top-k nor top-p
+    nor seed of such requests. Other requests are not touched, and a batch without such a request is skipped at once.
     """
 
     def __init__(self, vllm_config: "VllmConfig", device: torch.device, is_pin_memory: bool) -> None:
         self._rows: dict[int, _Row] = {}
 
     def is_argmax_invariant(self) -> bool:
-        """So that vLLM calls it where it draws at random, and only there."""
+        """True, so that vLLM calls this processor where it draws at random, and only there."""
         return True
 
     def update_state(self, batch_update: BatchUpdate | None) -> None:

@@ -1,4 +1,5 @@
-"""Which attention backends vLLM could choose on a card, and which of them our arguments exclude; for dry runs."""
+"""The attention backends that vLLM could choose on a card, and those of them that our arguments exclude; for dry
+runs."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -83,7 +83,7 @@ class Resolved(msgspec.Struct, frozen=True):
 
 
 class _Question(msgspec.Struct, frozen=True):
-    """Of the parent to the process of dry runs."""
+    """The message from the parent to the process of dry runs."""
 
     card: Card
     arguments: tuple[tuple[dict[str, Any], dict[str, str]], ...]
@@ -92,9 +92,10 @@ class _Question(msgspec.Struct, frozen=True):
 def resolve(
     arguments: Sequence[EngineArguments], card: Card = H100, timeout_s: float = 180.0
 ) -> tuple[Resolved, ...]:
-    """One answer for each. Takes about ten seconds, nearly all of them for importing vLLM.
+    """Resolve each of the `arguments` in a dry run, in order. Takes about ten seconds, nearly all of them to import
+    vLLM.
 
-    Raises `engine_failed` when the process says nothing in time: vLLM is not installed here, or cannot be stubbed.
+    Raises `engine_failed` when the process gives no answer in time: vLLM is not installed here, or cannot be stubbed.
     """
     question = _Question(card, tuple((dict(each.keywords), dict(each.environment)) for each in arguments))
     command = [sys.executable, "-m", "tandem.engine.vllm.dry_run"]
@@ -158,7 +159,7 @@ def _backends(config: "VllmConfig") -> "Backends | None":
 
 @contextmanager
 def _environment(names: Mapping[str, str]) -> Iterator[None]:
-    """These variables for a moment: vLLM reads its own when it needs them."""
+    """Set these environment variables for the duration of the context: vLLM reads its own when it needs them."""
     before = {name: os.environ.get(name) for name in names}
     os.environ |= names
     try:
@@ -227,7 +228,8 @@ def _answered(platform: type, answers: Mapping[str, Any]) -> Any:
 
 
 def _amdsmi(card: Card) -> Any:
-    """AMD's library for asking its driver, which vLLM asks for the architecture when its platform is imported."""
+    """A stub of AMD's library for asking its driver. vLLM asks it for the architecture when its platform is
+    imported."""
     module: Any = types.ModuleType("amdsmi")
     module.AmdSmiException = RuntimeError
     module.AmdSmiMemoryType = types.SimpleNamespace(VRAM=0)

@@ -1,8 +1,8 @@
-"""vLLM behind the `Engine` seam: works in, one report per engine step out.
+"""vLLM behind the `Engine` seam: requests in, one report per engine step out.
 
-vLLM schedules, computes and samples in processes of its own; here is the client side of one of them. A branch of a
-work is one vLLM request (`requests`). What vLLM says after each step becomes positions (`outputs`), figures (`load`)
-and names (`names`); blocks that other workers see lie in the stage (`stage`).
+vLLM schedules, computes and samples in processes of its own; this module is the client side of one engine. A branch
+of a request is one vLLM request (`requests`). vLLM's messages after each step become positions (`outputs`), load
+figures (`load`) and block names (`names`); blocks that other workers see are in the stage (`stage`).
 """
 
 import asyncio
@@ -39,10 +39,10 @@ def _silent(_fraction: float, _stage: str) -> None:
 
 
 class VllmEngine:
-    """Implements `Engine`. `clock` must agree with the event loop's time.
+    """Implements `Engine` with vLLM. `clock` must agree with the event loop's time.
 
-    `role` is the worker's. Without a stage, and with a model whose KV cannot be exchanged, it serves works of mode
-    `local` only. `progress` hears how far loading is.
+    `role` is the worker's role. Without a stage, and with a model whose KV cannot be exchanged, the engine serves
+    only requests of mode `local`. `progress` is called with the progress of loading.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class VllmEngine:
 
     @property
     def ledger(self) -> Ledger:
-        """The works; there once `start` has returned."""
+        """The ledger of the requests that vLLM has; available once `start` has returned."""
         assert self._ledger is not None, "start() has not returned yet"
         return self._ledger
 
@@ -159,7 +159,7 @@ class VllmEngine:
     # -- commands --
 
     def submit(self, work: EngineRequest) -> None:
-        """Queue a work; see `Ledger.submit` for what it raises."""
+        """Queue a request; see `Ledger.submit` for what it raises."""
         self.ledger.submit(work, self._clock.now())
         self._changed()
 
@@ -208,7 +208,7 @@ class VllmEngine:
     # -- vLLM --
 
     async def _hear(self) -> None:
-        """Take in what vLLM says; what is there at once becomes one report."""
+        """Take in the messages of vLLM's engine steps. Messages that are available at once become one report."""
         client = self._loaded.client
         while True:
             outputs: Any = await client.outputs()
@@ -225,7 +225,7 @@ class VllmEngine:
         self._load_stale = True
 
     async def _hear_names(self) -> None:
-        """Take in what vLLM says of its prefix cache."""
+        """Take in the events of vLLM's prefix cache."""
         events, cached = self._loaded.events, self._cached
         assert events is not None
         assert cached is not None

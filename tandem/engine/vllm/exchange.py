@@ -60,8 +60,8 @@ def wrong_rotation(rope: Mapping[str, Any] | None, compilation: object) -> str:
 
 
 def decide(kinds: CacheKinds, transfer: str, role: str, kv_dtype: str = "auto", *, drafts: bool = False) -> Exchange:
-    """For a worker of `role` whose `kv_transfer` is `transfer`. Raises `bad_setting` for one that would have to hand
-    over or to take over KV, and cannot."""
+    """Whether a worker of `role` whose `kv_transfer` is `transfer` exchanges blocks. Raises `bad_setting` for a
+    worker that would have to hand over or take over KV, and cannot."""
     refuse_contradiction(transfer, role)
     one_kind = not kinds.other and kinds.windows is Windows.NONE
     why = impossible(kinds, kv_dtype, drafts=drafts)
@@ -81,7 +81,8 @@ def decide(kinds: CacheKinds, transfer: str, role: str, kv_dtype: str = "auto", 
 
 
 def refusal(why: str, role: str) -> str:
-    """For a role that hands KV over, or for `kv_transfer: always`."""
+    """The error message for a role that hands KV over, or for `kv_transfer: always`, where the KV cannot be handed
+    over."""
     asked = "kv_transfer = 'always'" if role == "unified" else f"role {role}"
     return f"{asked} needs KV that can be handed over, and this is not: {why}; use role unified with kv_transfer auto"
 

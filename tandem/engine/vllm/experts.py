@@ -1,4 +1,4 @@
-"""Which rank has which experts, and how unevenly tokens go to them. Pure; imports no vLLM."""
+"""The placement of experts on ranks, and how unevenly tokens go to them. Pure; imports no vLLM."""
 
 from collections.abc import Sequence
 
@@ -21,7 +21,8 @@ def imbalance(loads: Sequence[int]) -> float:
 
 
 def balance_of(layers: Sequence[Sequence[int]], ranks: int) -> ExpertBalance | None:
-    """From tokens per expert of each layer. `ranks` above 1 share the experts out. None when no token was counted."""
+    """The expert balance, from the tokens per expert of each layer. `ranks` above 1 share the experts. None when no
+    token was counted."""
     busy = [loads for loads in layers if sum(loads)]
     if not busy:
         return None

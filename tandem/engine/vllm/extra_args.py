@@ -1,6 +1,7 @@
-"""Which of vLLM's own engine arguments a service may set besides what `VllmSettings` has, and of what type.
+"""The engine arguments of vLLM that a service may set besides those that `VllmSettings` has, and their types.
 
-An allow-list: what is not here either has a setting of its own, is decided by Tandem, or would break a promise.
+This is an allow-list: an argument that is not here has a setting of its own, is decided by Tandem, or would break a
+promise.
 """
 
 import json

@@ -17,7 +17,8 @@ _BLAND: Final = ("EngineCore failed to start", "EngineCore encountered", "Engine
 
 
 def start_error(error: BaseException, words: Sequence[str], statuses: Sequence[int]) -> TandemError:
-    """Why vLLM did not start, from what it raised here and what its processes said before they ended."""
+    """The error for a vLLM that did not start, from the exception it raised here and what its processes said before
+    they ended."""
     if isinstance(error, TandemError):
         return error
     said = first_cause(words)
@@ -35,7 +36,7 @@ def death_sentence(words: Sequence[str], statuses: Sequence[int]) -> str:
 
 
 def first_cause(words: Sequence[str]) -> str | None:
-    """The first error that says something; vLLM's processes repeat, and wrap, what went wrong in one of them."""
+    """The first error among `words` that names a cause; vLLM's processes repeat and wrap an error of one of them."""
     telling = [_plain(text) for text in words if not text.startswith(_BLAND)]
     return telling[0] if telling else None
 

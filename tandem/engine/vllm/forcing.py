@@ -41,15 +41,16 @@ class _Row:
 
     @property
     def at(self) -> int:
-        """Which output position is next."""
+        """The index of the next output position."""
         return len(self._output)
 
 
 class ForcedTokens(LogitsProcessor):
-    """Leaves a single token where the next one is known, and does nothing in batches without such a request.
+    """Leaves a single token where the next token is known, and does nothing in batches without such a request.
 
-    A grammar, penalties and minimum lengths see it as ordinary output, since for vLLM it is. It works before
-    penalties, on greedy requests too; a token that a grammar or a bias has ruled out is possible again.
+    A grammar, penalties and minimum lengths treat that token as ordinary output, since for vLLM it is. The processor
+    works before penalties, on greedy requests too; a token that a grammar or a bias has ruled out becomes possible
+    again.
     """
 
     def __init__(self, vllm_config: "VllmConfig", device: torch.device, is_pin_memory: bool) -> None:

@@ -24,7 +24,7 @@ class ForcedTokensV2(gpu_logits_processor.LogitsProcessor):
         self._prefilled = req_states.prefill_len
         self._speculates = vllm_config.speculative_config is not None
         self._known: dict[int, Known] = {}
-        """By slot, of requests that can still have a known position."""
+        """The known positions, by slot, of requests that can still have one ahead."""
 
     def add_request(self, req_idx: int, sampling_params: "SamplingParams") -> bool:
         """A slot's last request may have left something here."""

@@ -29,7 +29,8 @@ def difference(mine: Facts, theirs: Facts) -> str | None:
 
 
 class Leader:
-    """The first node's end. `on_lost` hears in one sentence when the group is not whole any more."""
+    """The first node's end of a group of nodes. `on_lost` is called with one sentence when the group is no longer
+    complete."""
 
     def __init__(self, nodes: Nodes, facts: Facts, on_lost: Callable[[str], None]) -> None:
         self._nodes = nodes
@@ -38,7 +39,7 @@ class Leader:
         self._server: asyncio.Server | None = None
         self._followers: dict[int, Wire] = {}
         self._strangers: dict[Wire, None] = {}
-        """Connections that have not said who they are."""
+        """Connections that have not identified themselves."""
         self._complete = asyncio.Event()
         self._begun = False
         self.problem: str | None = None
@@ -131,7 +132,7 @@ class Leader:
 
 
 class GroupMember:
-    """Another node's end."""
+    """The end of a node that is not the leader, in a group of nodes."""
 
     def __init__(self, nodes: Nodes, facts: Facts) -> None:
         self._nodes = nodes

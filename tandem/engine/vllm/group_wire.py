@@ -13,20 +13,21 @@ import msgspec
 
 BEAT_S: Final = 1.0
 LOST_S: Final = 20.0
-"""So long without a word, and the other end is lost. Loading a model keeps a process from its event loop for
+"""Seconds of silence after which the other end is lost. Loading a model keeps a process from its event loop for
 seconds."""
 _LINE_BYTES_MAX: Final = 1 << 16
 
 
 class Join(msgspec.Struct, frozen=True, tag=True):
-    """From a follower, first: which node it is, and what has to be the same on all."""
+    """The first message of a follower: its node's rank, and the facts that must be the same on all nodes."""
 
     rank: int
     facts: Mapping[str, str]
 
 
 class Begin(msgspec.Struct, frozen=True, tag=True):
-    """From the leader, when all are there: start your ranks, which find each other at this port of the leader."""
+    """The leader's message once all nodes are there: start your ranks, which find each other at this port of the
+    leader."""
 
     store_port: int
 
@@ -48,8 +49,8 @@ _decode: Final = msgspec.json.Decoder(Message).decode
 
 
 class Wire(asyncio.Protocol):
-    """One end. `on_message` hears everything but beats; `on_lost` hears once why the other end is gone, unless this
-    end has hung up."""
+    """One end of a connection between nodes. `on_message` gets every message except beats. `on_lost` is called once
+    with the reason why the other end is gone, unless this end has closed the connection."""
 
     def __init__(self, on_message: Callable[["Wire", Message], None], on_lost: Callable[["Wire", str], None]) -> None:
         self._on_message = on_message

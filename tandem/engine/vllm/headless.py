@@ -122,7 +122,7 @@ class HeadlessNode:
             shutil.rmtree(self._directory)
 
     async def _of_leader(self) -> TandemError | None:
-        """The leader's own reason, where it has one and says so now."""
+        """The leader's own reason for the end, if it has one and sends it now."""
         assert self._follower is not None
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_WORD_S):

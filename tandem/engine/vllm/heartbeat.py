@@ -84,7 +84,8 @@ class Heartbeat:
 
 
 def heartbeats_beside(socket: Path) -> Path:
-    """The directory of the pulses of one engine's processes, given the socket on which the worker hears them."""
+    """The directory of the heartbeats of one engine's processes, next to the `socket` on which the worker receives
+    their messages."""
     return socket.parent / "pulses"
 
 

@@ -1,4 +1,4 @@
-"""From files of images to pictures in memory. Runs in a thread of the worker; vLLM's own reader does the reading."""
+"""Decoding of image files to images in memory. Runs in a thread of the worker; vLLM's own reader does the reading."""
 
 from io import BytesIO
 from typing import Any, Final
@@ -11,8 +11,8 @@ FORMATS: Final = ("PNG", "JPEG", "GIF", "WEBP")
 
 
 def decode_images(files: tuple[bytes, ...]) -> list[Any]:
-    """As vLLM's processors take them. What a file says of its size is believed only as its reader says it, before
-    anything is decoded. Raises `invalid_request` naming the image by its number, from 1."""
+    """Decode image files to the form that vLLM's processors take. The size of an image is taken from its reader,
+    before anything is decoded. Raises `invalid_request` naming the image by its number, from 1."""
     # Imported on use: it comes with vLLM.
     from PIL import Image
 

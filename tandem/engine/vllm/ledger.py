@@ -1,7 +1,8 @@
-"""The works that vLLM has: what to send it, what its answers mean, when a work is over. Synchronous, no clock.
+"""The ledger of the requests that vLLM has: what to send for each, what vLLM's answers mean, and when it is over.
+Synchronous, no clock.
 
-What has to be done outside is left in `to_send` and `to_abort`, which the shell empties in this order, and in
-`unread`, from which it takes one work after the other.
+Actions for the shell are left in `to_send` and `to_abort`, which it empties in this order, and in `unread`, from
+which it takes one request after the other.
 """
 
 from collections.abc import Mapping, Sequence
@@ -70,7 +71,8 @@ class Ledger:
         self._heard = heard
         """Messages of notices that have arrived, including those that arrived before this ledger existed."""
         self._later: dict[int, list[OutgoingRequest]] = {}
-        """Requests of works that wait for slots of the stage, or for the first of their requests to be answered."""
+        """The vLLM requests, by `work_id`, that are held back until the stage has slots for them, or until the first
+        vLLM request of the same `work_id` is answered."""
         fetched = (lambda _work_id: False) if stage is None else stage.fetches
         self._deadlines = RequestDeadlines(self._runs, settings.queue_s, settings.kv_wait_s, fetched)
 
@@ -83,7 +85,7 @@ class Ledger:
 
     @property
     def unread(self) -> int:
-        """How many works wait for their images to be read."""
+        """The number of requests that wait for their images to be read."""
         return len(self._unread)
 
     @property
@@ -100,7 +102,7 @@ class Ledger:
     # -- commands --
 
     def submit(self, work: EngineRequest, now: float) -> None:
-        """Take a work; see `Engine.submit` for what it raises."""
+        """Take a request; see `Engine.submit` for what it raises."""
         assert work.work_id not in self._runs, f"work {work.work_id} is here already"
         refuse_unservable(work, self._info, self._runner, staged=self._stage is not None)
         if len(self._runs) >= self._settings.max_waiting + self._settings.max_sequences:
@@ -120,7 +122,7 @@ class Ledger:
         return self._unread.take(now)
 
     def expanded(self, work_id: int, found: Expanded, now: float) -> None:
-        """The images of a work are in their places."""
+        """Continue a request whose images have been put into its prompt."""
         run = self._runs.get(work_id)
         if run is None:
             return
@@ -151,7 +153,7 @@ class Ledger:
         return OutgoingRequest(run.branches[branch.sequence], self._request_builder.prepare(request))
 
     def admitted(self, work_id: int, params: dict[str, object] | None) -> None:
-        """The stage has slots for a work, or has nothing to do with it."""
+        """Send a request for which the stage has slots, or in which the stage has no part."""
         run = self._runs.get(work_id)
         if run is None:
             return
@@ -171,12 +173,13 @@ class Ledger:
         self._deadlines.moved(now)
 
     def refused(self, work_id: int, error: TandemError, now: float) -> None:
-        """The stage could not take a work in time, and has closed it; or its images cannot take their places."""
+        """Fail a request that the stage could not take in time and has closed, or whose images cannot be put into its
+        prompt."""
         if (run := self._runs.get(work_id)) is not None:
             self._fail(run, error.code, error.message, now, error.param)
 
     def cancel(self, work_id: int, now: float, sequence: int | None = None) -> None:
-        """Free a work, or one sequence of it."""
+        """Cancel a request, or one sequence of it."""
         run = self._runs.get(work_id)
         if run is None:
             return
@@ -258,7 +261,8 @@ class Ledger:
             self._close(run, branch, now)
 
     def _prompt_computed(self, run: TrackedRequest, now: float) -> None:
-        """vLLM has drawn for a work: its prompt is in the prefix cache, where its other branches find it."""
+        """Send the remaining branches of a request for which vLLM has sampled a token: its prompt is in the prefix
+        cache, where those branches find it."""
         if run.prefilled is None:
             run.prefilled = now
         for order in self._later.pop(run.work_id, []):
@@ -278,10 +282,10 @@ class Ledger:
             run.computes(notice.start, notice.tokens)
 
     def tell_progress(self, now: float, *, stepping: bool, said: int) -> None:
-        """Tell which works get on although they have nothing to show for it: with `stepping` those that are computed,
-        for the engine is in a step that may take its time; those that wait for a place while prompts get on; those
-        whose blocks are being brought; and those whose images are being read, or wait behind others whose are. `said`
-        is as for `look`."""
+        """Report the requests that make progress although they have no output to show for it. With `step_reports`
+        these are those that are computed, for the engine is in a step that may take its time. They are also those
+        that wait for a place while prompts make progress, those whose blocks are being fetched, and those whose
+        images are being read or wait behind others whose images are. `said` is as for `look`."""
         prompts = self._moved > self._told or (stepping and self._prompts_run) or said > self._heard
         self._told = now
         moving = [
@@ -330,7 +334,7 @@ class Ledger:
     # -- ends --
 
     def _close(self, run: TrackedRequest, branch: TrackedChild, now: float) -> None:
-        """A branch is over; with the last one the work is."""
+        """Finish a branch. The request ends with its last branch."""
         if branch.done:
             return
         branch.done = True

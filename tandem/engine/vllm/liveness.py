@@ -17,14 +17,14 @@ from tandem.engine.scheduler.stall_detection import GAP_MAX_S, STOPPED, Activity
 from tandem.engine.vllm.heartbeat import BEAT_EVERY_S, HeartbeatSample
 
 _MISSED_S: Final = 5 * BEAT_EVERY_S
-"""From here on a process is asked whether it runs at all."""
+"""Seconds without a beat after which the worker checks whether a process runs at all."""
 _HUNG: Final = 8.0
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """In seconds: without a beat a process is lost after `beat_lost_s`; a step is hung after eight times what the
-    longest is predicted to take, but not before `step_min_s` nor after `step_max_s`."""
+    """Bounds in seconds. A process is lost after `beat_lost_s` without a beat. A step is hung after eight times the
+    predicted duration of the longest step, but not before `step_min_s` nor after `step_max_s`."""
 
     beat_lost_s: float
     step_min_s: float
@@ -59,8 +59,8 @@ class _Seen:
 
 @dataclass
 class LivenessMonitor:
-    """Of one engine; changed in place by one owner. `activity(pid)` is None for a process that is gone, and
-    `predicted_s(sign)` says how long the step is expected to take that a process is in."""
+    """Watches the processes of one engine; a single owner changes it in place. `activity(pid)` is None for a process
+    that is gone, and `predicted_s(sign)` is the predicted duration of the step that a process is in."""
 
     bounds: Bounds
     activity: Callable[[int], Activity | None]

@@ -1,4 +1,4 @@
-"""How busy vLLM is, from what it says after every step and from the works we gave it."""
+"""Measure vLLM's load, from its messages after every step and from the requests submitted to it."""
 
 from collections.abc import Collection
 from typing import Any
@@ -33,7 +33,7 @@ class LoadStats:
         """When the last step that was announced with prompt tokens began; None once that step has been observed."""
 
     def step(self, outputs: Any) -> None:
-        """Take in a message of the engine: what a step is about, as it begins, or what it brought about."""
+        """Process a message of the engine: the content of a step as it begins, or its results."""
         stats = outputs.scheduler_stats
         if stats is None:
             self._step_begins(outputs)
@@ -72,7 +72,8 @@ class LoadStats:
         self._began = None
 
     def predicted_s(self, rows: int, prompt_tokens: int, attended: float = 0.0) -> float:
-        """How long a step is expected to take. `attended` is the mean position that its prompt tokens attend to."""
+        """Seconds that a step is expected to take. `attended` is the mean position that its prompt tokens attend
+        to."""
         return self._times.predict(StepLoad(rows, prompt_tokens, prompt_tokens * attended, min(1, prompt_tokens)))
 
     def take_speculation(self) -> Speculation | None:

@@ -100,7 +100,7 @@ class VllmInstance:
         return self._model
 
     def info(self) -> EngineInfo:
-        """Of the engine that has been loaded."""
+        """The `EngineInfo` of the loaded engine."""
         client, model, stage = self.client, self.model, self.stage
         return EngineInfo(
             model=model.name,
@@ -118,7 +118,7 @@ class VllmInstance:
         )
 
     async def why_gone(self, known: str | None = None) -> TandemError:
-        """For an engine that has died, of what is `known` where anything is."""
+        """The `engine_failed` error for an engine that has died, with `known` as its cause where that is given."""
         problem = known or await self._of_nodes()
         if problem is None:
             self._listen()
@@ -301,7 +301,7 @@ def _features(*, images: bool, adapters: bool) -> tuple[str, ...]:
 
 
 def _nobody(_sentence: str) -> None:
-    """Until the engine listens."""
+    """Placeholder for a callback that the engine has not set; does nothing."""
 
 
 def _launch(arguments: EngineArguments, model: ServedModel) -> "Launch[VllmClient]":

@@ -1,7 +1,8 @@
-"""vLLM's prefix cache under our names: its events about blocks, translated. Pure; imports no vLLM.
+"""Translate vLLM's prefix-cache events about blocks into Tandem's block names. Pure; imports no vLLM.
 
-vLLM names a block by a hash of its own; an event brings that, its parent's, and the token ids, from which our name
-follows. A chain begins at a cache salt, which is the root name of the work that made it (see `requests.cache_salt`).
+vLLM names a block by a hash of its own. An event carries that hash, the parent's hash and the token ids, from which
+the Tandem name follows. A chain begins at a cache salt, which is the root name of the request that made it (see
+`requests.cache_salt`).
 """
 
 from dataclasses import dataclass, field

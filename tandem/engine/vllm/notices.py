@@ -3,10 +3,9 @@ vLLM.
 
 vLLM reports on a request only once it has drawn for it: a long prompt computes for many steps, or for one long one,
 without a message, and so does a request that has its blocks and waits for their content. A notice is an output record
-without tokens, sent before the step is computed (`stepping`); it comes in order with everything else that vLLM sends.
-The number of such messages is also in shared memory (`heartbeat`), so the worker knows whether there is news of
-places that it has not received yet.
-"""
+without tokens, sent before the step is computed (`step_reports`); it comes in order with everything else that vLLM
+sends. The number of such messages is also in shared memory (`heartbeat`), so the worker knows whether there is news
+of places that it has not received yet."""
 
 from collections.abc import Mapping
 from typing import Any, Final, Literal, NamedTuple
@@ -26,7 +25,7 @@ class Notice(NamedTuple):
     tokens: int = 0
 
     def as_params(self) -> dict[str, object]:
-        """In the form of an output record's `kv_transfer_params`."""
+        """The notice in the form of an output record's `kv_transfer_params`."""
         return {_KEY: [*self]}
 
 

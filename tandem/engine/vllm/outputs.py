@@ -1,4 +1,5 @@
-"""From vLLM's output records to positions. The records are taken by their fields; nothing of vLLM is imported."""
+"""Translate vLLM's output records into positions. The records are read by their fields; nothing of vLLM is
+imported."""
 
 from collections.abc import Iterator
 from typing import Any, Final
@@ -9,7 +10,7 @@ from tandem.engine.vllm.tracked_request import TrackedChild, TrackedRequest
 
 _PREEMPTED: Final = 3
 _FINISHES: Final = ("stop", "length")
-"""By vLLM's number of the reason; the others are no ordinary ends."""
+"""Finish reasons, indexed by vLLM's number of the reason; vLLM's other reasons are no ordinary ends."""
 
 
 def record_stats(run: TrackedRequest, output: Any) -> None:
@@ -56,8 +57,8 @@ def logprob_of(found: Any, row: int, wanted: int) -> TokenLogprob | None:
 
 
 def prompt_logprobs_of(found: Any) -> tuple[PromptLogprob, ...]:
-    """Of the prompt's tokens from the second on. `found` are tensors of a row per token: its own log-probability
-    first, then the likeliest tokens'."""
+    """Log-probabilities of the prompt's tokens from the second on. `found` holds tensors of a row per token: the
+    token's own log-probability first, then those of the likeliest tokens."""
     rows = zip(
         found.logprob_token_ids.tolist(), found.logprobs.tolist(), found.selected_token_ranks.tolist(), strict=True
     )

@@ -33,9 +33,9 @@ def watched_spawns() -> Iterator[None]:
 
 
 def end_with(parent: int) -> None:
-    """From now on this process ends when it is not the child of process `parent` any more.
+    """Make this process exit once it is no longer the child of process `parent`.
 
-    The kernel's own signal would not do: it comes when the *thread* ends that has started a process.
+    The kernel's own signal does not suffice: the kernel sends it when the *thread* ends that started the process.
     """
     threading.Thread(target=_watch, args=(parent,), name="tandem-worker", daemon=True).start()
 

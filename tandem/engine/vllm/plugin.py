@@ -52,11 +52,11 @@ def _end_with(sentinel: int) -> None:
 
 
 def _count_files(teller: ReportHandler) -> None:
-    """Have vLLM's progress bar over the files of a checkpoint tell the worker too."""
+    """Make vLLM's progress bar over the files of a checkpoint report to the worker too."""
     from tandem.engine.vllm.internals import weight_utils
 
     class Counting(weight_utils.tqdm):
-        """The bar, which tells of every file."""
+        """The progress bar, which also reports every file to the worker."""
 
         def update(self, n: float | None = 1) -> Any:
             shown = super().update(n)

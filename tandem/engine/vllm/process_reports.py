@@ -52,7 +52,7 @@ def progress_of(line: str) -> Progress | None:
 
 
 def shard_progress(loaded: int, shards: int) -> Progress:
-    """So many of the checkpoint's files have been read."""
+    """The `Progress` after `loaded` of the checkpoint's `shards` files have been read."""
     begin, end = _WEIGHTS
     return Progress(begin + (end - begin) * loaded / max(1, shards), f"loading weights, file {loaded} of {shards}")
 
@@ -84,7 +84,7 @@ def _words(record: logging.LogRecord) -> str:
 
 
 class ReportReceiver:
-    """The worker's end: calls `on_progress`, and keeps what was said last of an error."""
+    """The worker's end of process reports: calls `on_progress`, and keeps the errors that processes report."""
 
     def __init__(self, path: Path, on_progress: Callable[[float, str], None]) -> None:
         self.errors: list[str] = []

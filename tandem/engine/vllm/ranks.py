@@ -1,4 +1,5 @@
-"""The other module that calls vLLM's API: ranks of an engine whose front and scheduler are on another node."""
+"""Run the ranks of an engine whose front end and scheduler are on another node. This is the other module that calls
+vLLM's API."""
 
 import multiprocessing.connection
 from dataclasses import replace

@@ -8,7 +8,8 @@ from tandem.engine.vllm.settings import RunnerKind
 
 
 def refuse_unservable(work: EngineRequest, info: EngineInfo, runner: RunnerKind, *, staged: bool) -> None:
-    """Raise what `Engine.submit` says of a work that cannot be served here. `staged`: the engine has a stage."""
+    """Raise the error that `Engine.submit` specifies for a request that this engine cannot serve. `staged`: whether
+    the engine has a stage."""
     refuse_impossible(work, info)
     if not staged and work.mode != "local":
         raise TandemError("invalid_request", "this engine has no stage: its KV cannot be handed over", param="mode")

@@ -1,9 +1,10 @@
-"""From a branch of a work to one vLLM request. Pure; imports no vLLM.
+"""Translate a branch of an engine request into one vLLM request. Pure; imports no vLLM.
 
-Output that came with a work (`ChildRequest.forced`) is taken up again in one of two ways. Where nothing but the
-tokens matters, it becomes a part of vLLM's prompt: computed at once, or found in the prefix cache. Where vLLM keeps
-state along the output (a grammar, penalties that count output), the prompt stays the prompt and a logits processor
-makes vLLM draw the known tokens again, one step each."""
+Output that came with a request (`ChildRequest.forced`) is resumed in one of two ways. Where only the tokens matter,
+it becomes a part of vLLM's prompt: computed at once, or found in the prefix cache. Where vLLM keeps state along the
+output (a grammar, penalties that count output), the prompt stays the prompt and a logits processor makes vLLM draw
+the known tokens again, one per step.
+"""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -79,8 +80,8 @@ class VllmRequest:
 
 @dataclass(frozen=True)
 class Expanded:
-    """A prompt (packed) in which images have taken their places. `media` is the rest of vLLM's own input for it,
-    which says what stands where in the prompt; what is appended to that changes nothing of it."""
+    """A prompt (packed) in which images have taken their places. `media` is the rest of vLLM's own input for the
+    prompt and says where in the prompt each item is; tokens appended to the prompt do not change `media`."""
 
     prompt: bytes
     media: Mapping[str, Any]
@@ -194,8 +195,8 @@ def with_images(work: EngineRequest, found: Expanded, context_tokens: int) -> En
 
 
 def scores_prompt(work: EngineRequest, branch: ChildRequest) -> bool:
-    """Whether the branch's request tells the log-probabilities of the prompt: one of them does, and none after a
-    resumption, since the client has them."""
+    """Whether the branch's vLLM request reports the log-probabilities of the prompt. Only one branch's does, and none
+    after a resumption, since the client has them already."""
     return branch is work.branches[0] and not branch.forced
 
 

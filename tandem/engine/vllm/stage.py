@@ -5,7 +5,7 @@ ranks of the engine map it, and the ranks copy between their tensors and slots i
 sees slots only: exports, fetches, tickets and tiers work as with any other engine. A block that is no longer in use
 stays under its name until its slot is wanted: the stage is also this worker's cache in DRAM.
 
-`stage_books` decides, and this shell carries out: messages to ranks, digests in a thread, timers, and callbacks.
+`stage_state` decides, and this shell carries out: messages to ranks, digests in a thread, timers, and callbacks.
 """
 
 import asyncio
@@ -48,16 +48,16 @@ _CONNECTOR_MODULE: Final = "tandem.engine.vllm.connector.vllm"
 
 
 def _nothing(*_: object) -> None:
-    """Until the engine listens."""
+    """Placeholder for a callback that the engine has not set; does nothing."""
 
 
 class Stage(StageSpace):
-    """One per engine. `clock` must agree with the event loop's time. The `on_…` callbacks are set by the engine and
-    called on the event loop, never from inside a call to the stage.
+    """The stage of one engine. `clock` must agree with the event loop's time. The engine sets the `on_…` callbacks,
+    which run on the event loop, never from inside a call to the stage.
 
-    `on_admitted(work_id, params)`: the work has its slots, or needs none (`params` None); now vLLM may have it.
-    `on_refused(work_id, error)`: it waited in vain, and is closed. `on_report`: fetches and changed names.
-    `on_lost`: one sentence, when a rank is gone.
+    `on_admitted(work_id, params)`: the request has its slots, or needs none (`params` None); now vLLM may have it.
+    `on_refused(work_id, error)`: the request waited in vain, and is closed. `on_report`: reports fetches and changed
+    block names. `on_lost`: gives one sentence when a rank is gone.
     """
 
     def __init__(self, settings: StageSettings, clock: Clock, epoch: int) -> None:
@@ -70,7 +70,7 @@ class Stage(StageSpace):
         self._conduit = Conduit(settings.directory, self._heard, self._rank_gone)
         self._hellos: dict[int, RankHello] = {}
         self._balances: dict[int, ExpertBalance] = {}
-        """By rank that has told, of its own layers."""
+        """Expert balances by the rank that reported them, each of that rank's own layers."""
         self._all_here = asyncio.Event()
         self._problem: str | None = None
         self._hashing: DigestThreads | None = None
@@ -96,11 +96,11 @@ class Stage(StageSpace):
         }
 
     async def ready(self, timeout_s: float, context_tokens: int) -> Layout:
-        """Wait until all ranks of the engine have said what they hold, and show them memory. `context_tokens`: the
-        longest prompt that the engine takes.
+        """Wait until all ranks of the engine have reported what they hold, and show them memory. `context_tokens` is
+        the length of the longest prompt that the engine takes.
 
-        Raises `engine_failed` when they do not, `bad_model` when it cannot be exchanged, and `bad_setting` when the
-        memory cannot be had or is too small.
+        Raises `engine_failed` when the ranks do not report, `bad_model` when what they hold cannot be exchanged, and
+        `bad_setting` when the memory is not available or is too small.
         """
         try:
             async with asyncio.timeout(timeout_s):
@@ -147,12 +147,14 @@ class Stage(StageSpace):
     # -- works --
 
     def open(self, work: EngineRequest, computed_here: bool) -> Opened:
-        """Take a work, whose blocks are those of its prompt (forced tokens are not part of it). With `computed_here`
-        what the engine computes of it is kept in slots too, where there is room; of a prefill it always is.
+        """Take a request. Its blocks are those of its prompt; forced tokens are not part of them. With
+        `computed_here`, the blocks that the engine computes for it are kept in slots too, where there is room; those
+        of a prefill always are.
 
-        `on_admitted` tells when vLLM may have it, and with which parameters, before the event loop turns again where
-        there is room. Until then more of it can be brought. Raises `queue_full`, `out_of_blocks`, `cancelled` for a
-        lease that was released before, and `invalid_request` for one that is in use.
+        `on_admitted` reports when vLLM may have the request, and with which parameters; where there is room, it does
+        so before the event loop turns again. Until then more of the request's blocks can be fetched. Raises
+        `queue_full`, `out_of_blocks`, `cancelled` for a lease that was released before, and `invalid_request` for one
+        that is in use.
         """
         self.books.open(work, self._clock.now(), save=computed_here)
         self._changed()
@@ -174,7 +176,7 @@ class Stage(StageSpace):
         self._changed()
 
     def sources(self, work_id: int) -> Sources:
-        """Where a work's tokens came from; ask before it is closed."""
+        """Where a request's tokens came from; call this before the request is closed."""
         return self.books.sources(work_id)
 
     def moved(self, lease_ids: Sequence[str], now: float) -> None:
@@ -184,11 +186,13 @@ class Stage(StageSpace):
             self.books.leases.move(lease_id, now)
 
     def fetches(self, work_id: int) -> bool:
-        """Whether blocks of the work are being brought: then something comes, or the fetch ends by its own bounds."""
+        """Whether blocks of the request are being fetched. If so, either blocks arrive or the fetch ends by its own
+        bounds."""
         return self.books.fetches(work_id)
 
     def close(self, work_id: int) -> None:
-        """The work is over, and vLLM has been told so where it had it. Leases live on by themselves."""
+        """Close a request that is over. If vLLM had the request, vLLM has been notified. Leases live on by
+        themselves."""
         self.books.close(work_id, self._clock.now())
         self._changed()
 

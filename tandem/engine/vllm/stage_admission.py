@@ -1,4 +1,4 @@
-"""Which waiting work of a stage gets slots now. Pure."""
+"""Decide which waiting request of a stage gets slots now. Pure."""
 
 from collections.abc import Iterable
 
@@ -9,11 +9,11 @@ from tandem.engine.vllm.staged_request import StagedRequest
 
 
 class StageAdmission:
-    """Works in order of priority and arrival.
+    """Admits requests in order of priority and arrival.
 
-    Exports have their share of the slots and hand-offs the rest: a work that waits for its own share does not hold up
-    one of the other kind, so two workers that pull from each other never wait for one another. Alone, any work may
-    exceed its share.
+    Exports have their share of the slots and hand-offs the rest. A request that waits for its own share does not hold
+    up one of the other kind, so two workers that pull from each other never wait for one another. Alone, any request
+    may exceed its share.
     """
 
     def __init__(self, pool: BlockPool, leases: LeaseTable, settings: StageSettings) -> None:

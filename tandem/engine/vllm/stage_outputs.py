@@ -25,9 +25,9 @@ class _Output:
 
 
 class StageOutputs:
-    """Writes to the pool, `to_ranks` and `to_digest` of the books it belongs to. `ranks` are all of the engine's,
-    `writers` those that write to slots; `spare` tells how many slots may be filled with what is merely worth
-    keeping."""
+    """Writes to the pool, `to_ranks` and `to_digest` of the `StageState` it belongs to. `ranks` are all ranks of the
+    engine, `writers` those that write to slots. `spare` gives the number of slots that may be filled with blocks that
+    are merely worth keeping."""
 
     def __init__(
         self,

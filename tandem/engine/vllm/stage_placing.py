@@ -11,7 +11,8 @@ from tandem.engine.vllm.staged_request import StagedRequest
 
 
 class StagePlacing:
-    """Writes to the books it is given: the pool, the leases, fetches that are to begin, messages to ranks."""
+    """Gives slots to requests. Writes to the state it is given: the pool, the leases, fetches that are to begin,
+    messages to ranks."""
 
     def __init__(
         self, residence: KvCacheManager, outbox: EngineEvents, admission: StageAdmission, to_ranks: list[ToRank]
@@ -46,7 +47,7 @@ class StagePlacing:
         return params
 
     def tell_landed(self, work: StagedRequest, indices: list[int]) -> None:
-        """These blocks are complete."""
+        """Report to the ranks that the request's blocks at `indices` are complete."""
         for start in range(0, len(indices), INDICES_MAX):
             self._to_ranks.append(BlocksReceived(work.work_id, tuple(indices[start : start + INDICES_MAX])))
 
@@ -60,7 +61,7 @@ class StagePlacing:
             self._to_ranks.append(NoMore(work.work_id))
 
     def _wanted(self, work: StagedRequest, here: int) -> int:
-        """Of how many leading blocks the work has slots."""
+        """The number of leading blocks for which the request gets slots."""
         if work.leased or work.handed_over:
             return work.blocks
         if work.work.private:

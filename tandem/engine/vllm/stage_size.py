@@ -18,7 +18,8 @@ def default_bytes(memory_bytes: int, sharers: int) -> int:
 
 
 def slots_of(settings: StageSettings, block_bytes: int, block_tokens: int, context_tokens: int) -> int:
-    """How many blocks the stage has. Raises `bad_setting` where a prompt of the whole context would not fit."""
+    """The number of blocks that the stage has. Raises `bad_setting` where a prompt of the whole context would not
+    fit."""
     memory_bytes = settings.memory_bytes or 0
     slots = settings.blocks if settings.blocks is not None else memory_bytes // block_bytes
     needed = slots_needed(settings, block_tokens, context_tokens)

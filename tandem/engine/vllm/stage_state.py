@@ -31,7 +31,7 @@ from tandem.engine.vllm.staged_request import Sources, StagedRequest
 
 
 class StageState:
-    """Owns all works of one stage. `ranks` are all of the engine's, `writers` those that write to slots."""
+    """Owns all requests of one stage. `ranks` are all ranks of the engine, `writers` those that write to slots."""
 
     def __init__(
         self, blocks: int, block_tokens: int, ranks: Sequence[int], writers: Sequence[int], settings: StageSettings
@@ -64,13 +64,13 @@ class StageState:
         self._waiting: dict[int, StagedRequest] = {}
         self._works: dict[int, StagedRequest] = {}
         self._abandoned: dict[int, tuple[int, ...]] = {}
-        """Quarantined slots of works that ended while their fetch went on, until `fetch_ended`."""
+        """Quarantined slots of requests that ended while their fetch went on; kept until `fetch_ended`."""
         self._arrivals = 0
 
     # -- the engine's side --
 
     def open(self, work: EngineRequest, now: float, *, save: bool) -> None:
-        """Take a work. Raises `queue_full`, `out_of_blocks`, `cancelled` for a lease that has ended, and
+        """Take a request. Raises `queue_full`, `out_of_blocks`, `cancelled` for a lease that has ended, and
         `invalid_request` for one that is in use."""
         assert work.work_id not in self._works, f"work {work.work_id} is here already"
         assert work.work_id not in self._waiting, f"work {work.work_id} waits already"
@@ -118,12 +118,12 @@ class StageState:
             self.leases.sampled(work.work.lease_id, first)
 
     def sources(self, work_id: int) -> Sources:
-        """Where its tokens came from, as far as that is known; asked before it is closed."""
+        """Where a request's tokens came from, as far as that is known; call this before the request is closed."""
         work = self._works.get(work_id)
         return work.sources() if work is not None else Sources()
 
     def fetches(self, work_id: int) -> bool:
-        """Whether blocks of the work are being brought into their slots."""
+        """Whether blocks of the request are being fetched into their slots."""
         work = self._works.get(work_id)
         return work is not None and work.fetching
 
@@ -154,7 +154,7 @@ class StageState:
     # -- time --
 
     def look(self, now: float) -> None:
-        """Do what can be done now: end leases and works whose time is over, and give slots to who waits."""
+        """Do what can be done now: end leases and requests whose time is over, and give slots to waiting requests."""
         self.leases.expire(now)
         self.residence.take_landed()
         for work in tuple(self._waiting.values()):

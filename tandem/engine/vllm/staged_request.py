@@ -9,10 +9,12 @@ from tandem.engine.vllm.stage_params import NO_SLOT
 
 @dataclass(frozen=True)
 class Sources:
-    """Where a work's prompt tokens came from: the engine's own cache (`cached`), slots that were complete when the
-    work came (`staged`), fetches; the rest was computed. What is in slots may be in the engine's cache as well.
+    """Where a request's prompt tokens came from: the engine's own cache (`cached`), slots that were complete when the
+    request came (`staged`), or fetches (`fetched`); the rest was computed. Tokens in slots may be in the engine's
+    cache as well.
 
-    `loaded` blocks were copied from slots for its first sequence, by the rank that copied fewest.
+    `loaded` is the number of blocks copied from slots for the request's first sequence, by the rank that copied
+    fewest.
     """
 
     cached: int = 0
@@ -22,9 +24,10 @@ class Sources:
 
 
 class StagedRequest:
-    """Blocks are those of the work's prompt: tokens that a branch was forced to are not part of them.
+    """A request in the stage. Its blocks are those of its prompt: tokens that a branch was forced to are not part of
+    them.
 
-    `names` has full blocks only. `slots[i]` is block i's, or `NO_SLOT`; blocks beyond have none.
+    `names` has full blocks only. `slots[i]` is the slot of block i, or `NO_SLOT`; blocks beyond `slots` have none.
     """
 
     def __init__(self, work: EngineRequest, block_tokens: int, arrival: int, now: float, *, save: bool) -> None:
@@ -44,7 +47,7 @@ class StagedRequest:
         self.pending: dict[int, FetchTarget] = {}
         self.withheld: dict[int, None] = {}
         self.saved_by: dict[int, set[int]] = {}
-        """Of blocks that are not complete: which ranks have written their part."""
+        """Ranks that have written their part of a block, by block, for blocks that are not complete."""
         self.digesting: dict[int, None] = {}
         self.bring = 0
         self.fetching = self.hand_off = False
@@ -108,7 +111,8 @@ class StagedRequest:
 
 @dataclass
 class Opened:
-    """How a work was taken. `waiting`: `on_admitted` tells its parameters later, which `params` has otherwise."""
+    """The outcome of taking a request. If `waiting`, `on_admitted` gives the parameters later; otherwise they are in
+    `params`."""
 
     waiting: bool
     params: dict[str, object] | None = field(default=None)

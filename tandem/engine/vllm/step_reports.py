@@ -1,6 +1,7 @@
-"""In vLLM's engine process: tells the worker what each step is about, before it is computed, and how old it is.
+"""Report from vLLM's engine process to the worker what each step is about, before it is computed, and how old the
+step is.
 
-The scheduler's decisions are read where they are made, after `Scheduler.schedule` and before the model runs: that is
+The scheduler's decisions are read where they are made, after `Scheduler.schedule` and before the model runs. That is
 the one place where every engine, with a connector or without, knows which requests have their place.
 """
 

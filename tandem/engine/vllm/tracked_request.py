@@ -60,7 +60,7 @@ class TrackedRequest:
         """Some of its blocks were awaited from the stage."""
         self._reasons: dict[str, None] = {}
         self.waits_for_prefill = work.mode == "decode"
-        """Another worker computes its prompt and is not known to be done."""
+        """Whether another worker computes the request's prompt and is not known to be done."""
         self.expanding = bool(work.images)
         """Whether the work's images have yet to take their places in its prompt."""
         self._lost_place = False
@@ -91,7 +91,7 @@ class TrackedRequest:
         return sum(known + branch.position for branch in self.branches.values() if not branch.done)
 
     def finish_of(self, token: int, position: int) -> tuple[str | None, int | None]:
-        """(finish, stop reason) that `token` at output `position` brings; the rule of every engine."""
+        """The (finish, stop reason) that `token` at output `position` causes; every engine has this rule."""
         if position > self.work.stopping.min_tokens and token in self._ends:
             return "stop", (token if token in self._stop_tokens else None)
         if position >= self.work.stopping.max_tokens:
@@ -116,7 +116,7 @@ class TrackedRequest:
         return True
 
     def noticed(self, wait: Wait, now: float, *, preempted: bool) -> bool:
-        """vLLM says what it does with it; False when it did so before."""
+        """Note what vLLM reports that it does with the request; False when vLLM already did so before."""
         self._lost_place = preempted
         return self.waits(wait, now)
 
@@ -129,8 +129,8 @@ class TrackedRequest:
             self.waits(Wait.NOTHING, now)
 
     def computes(self, start: int, tokens: int) -> None:
-        """A step computes a piece of the prompt. vLLM's own figures come with the last of them: a work that ends
-        before has these."""
+        """Note that a step computes a chunk of the prompt. vLLM's own figures come with the last chunk; a request
+        that ends before has the figures counted here."""
         if self.chunks == 0:
             self.tokens_loaded, self.tokens_reused = (start, 0) if self._loads else (0, start)
         self.chunks += 1

@@ -14,7 +14,7 @@ from tandem.apps.bench.client import Client, Target
 from tandem.apps.bench.wire import BadResponse
 
 _TURN_S: Final = 0.5
-"""How long one misuse lasts at most."""
+"""Maximum seconds that one misuse lasts."""
 _PAUSE_S: Final = 0.05
 _SMALL_BUFFER: Final = 4096
 _HEAD_EVERY_S: Final = 0.2
@@ -28,9 +28,10 @@ Misuse = Callable[[], Awaitable[str]]
 
 
 class Abusers:
-    """So many clients, each of which goes from one misuse to the next until all are stopped.
+    """A number of clients, each of which goes from one misuse to the next until all are stopped.
 
-    `answered` counts what came of each: the status, or `held` for what went on to the end of its turn, or what else.
+    `answered` counts the results: the status, `held` for a misuse that went on to the end of its turn, or another
+    word for the result.
     """
 
     def __init__(self, target: Target, model: str) -> None:
@@ -88,7 +89,7 @@ class Abusers:
     # -- what a client must not do, but can --
 
     async def _hang_up(self) -> str:
-        """In the middle of a stream."""
+        """Hang up in the middle of a stream."""
         exchange = await self._client.exchange("POST", _PATH, self._stream())
         async with exchange as answer:
             async for _ in answer.pieces():

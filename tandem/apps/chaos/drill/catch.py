@@ -41,7 +41,8 @@ async def catch(stage: str, load: Load, shapes: RequestShapes, caller: DrillClie
 
 
 async def _seen(stage: str, heard: StreamedResponse, caller: DrillClient, within_s: float) -> RequestStatus | None:
-    """Where the request is once it is in the stage; None when it was seen beyond it, or has ended."""
+    """The status of the request once it is in the stage; None when it was seen beyond the stage, has ended, or was
+    not seen there within `within_s`."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + within_s
     while heard.end == RUNNING and loop.time() < deadline:

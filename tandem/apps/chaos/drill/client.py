@@ -66,8 +66,8 @@ class DrillClient:
         return heard
 
     async def _return(self, heard: StreamedResponse) -> None:
-        """Come back until the rest of the answer is there. A request of which nothing had been heard may be unknown:
-        one that no worker had yet has died with its router."""
+        """Reconnect until the rest of the answer has arrived. A request of which nothing has arrived may be unknown:
+        when no worker had it yet, it died with its router."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + _RETURN_WITHIN_S
         heard.came_back = True
@@ -93,7 +93,7 @@ class DrillClient:
             heard.ended(BROKEN, now(), str(error) or type(error).__name__)
 
     async def standing(self, request_id: str) -> RequestStatus | None:
-        """Where a running request is; None when the router does not know it as running. Raises `OSError`."""
+        """The status of a running request; None when the router does not know it as running. Raises `OSError`."""
         async with await self._asking.exchange("GET", f"/v1/requests/{request_id}") as answer:
             body = await answer.read()
             found = parse_status(body) if answer.status == 200 else None

@@ -1,6 +1,6 @@
-"""Whether a client heard the right answer, and if not, what was wrong with it. Pure.
+"""Judges whether a client received the right answer, and if not, what was wrong with it. Pure.
 
-Texts are compared in words: with the simulated engine a word is a token, with a real one it is about one.
+Texts are compared in words: with the simulated engine a word is a token, with a real engine it is about one.
 """
 
 from collections.abc import Mapping
@@ -103,7 +103,7 @@ def compare(right: str, heard: str, *, ends: bool) -> Discrepancies:
 
 
 def _common(one: list[str], other: list[str]) -> int:
-    """How many words both begin with."""
+    """The number of leading words that both lists share."""
     return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 

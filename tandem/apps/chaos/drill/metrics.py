@@ -40,18 +40,18 @@ def parse_worker_metrics(page: str) -> WorkerMetrics | None:
 
 
 def linked(page: str) -> int:
-    """How many workers a router has links to and may use."""
+    """The number of workers that a router has links to and may use."""
     return round(_sum(page, "tandem_workers", 'state="ready"') or 0.0)
 
 
 async def scrape_worker(member: ScrapeTarget) -> WorkerMetrics | None:
-    """None while it does not tell."""
+    """The metrics of a worker; None while it does not report them."""
     text = await metrics_page(member.metrics, _PAGE_S)
     return parse_worker_metrics(text) if text is not None else None
 
 
 async def router_linked(members: Sequence[ScrapeTarget]) -> int:
-    """How many workers the router among these has links to; 0 while it does not answer."""
+    """The number of workers that the router among `members` has links to and may use; 0 while it does not answer."""
     for member in members:
         if member.role == ROUTER and (text := await metrics_page(member.metrics, _PAGE_S)) is not None:
             return linked(text)

@@ -30,7 +30,7 @@ class Probe:
 
 
 class RecoveryWatch:
-    """Watches one platform. `missing` says, after the last look, what it still waited for."""
+    """Watches one platform recover. After each look, `missing` says what the recovery still waited for."""
 
     def __init__(self, url: str, caller: DrillClient, probe: Probe) -> None:
         self._url = url
@@ -79,7 +79,8 @@ class RecoveryWatch:
 
 
 async def blocks_held(platform: PlatformEntry) -> dict[str, int | None]:
-    """Blocks that are in use or leased, by the workers that hold any; None of one that does not tell."""
+    """Blocks in use or leased, by worker, for the workers that hold any; None for a worker that does not report its
+    blocks."""
     held: dict[str, int | None] = {}
     for member in workers_of(platform.members):
         page = await scrape_worker(member)

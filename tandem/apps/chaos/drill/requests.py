@@ -62,7 +62,7 @@ class RequestShapes:
 
     load: tuple[DrillRequest, ...]
     targets: dict[str, DrillRequest]
-    """By the stage they are to be struck in: long in that stage."""
+    """Requests by the stage in which they are to be struck; each stays in that stage for long."""
     fill: DrillRequest
     """Many sequences, so that a few of them leave no place for another request."""
     probe: DrillRequest

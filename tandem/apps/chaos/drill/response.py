@@ -16,7 +16,7 @@ FAILED: Final = "failed"
 BROKEN: Final = "broken"
 """The connection ended before the answer did."""
 REFUSED: Final = "refused"
-"""No connection."""
+"""The connection was refused."""
 WITHOUT_END: Final = "without end"
 
 
@@ -63,9 +63,9 @@ class StreamedResponse:
     end: str = RUNNING
     ended_s: float | None = None
     reason: str = ""
-    """Of an end that is not `done`."""
+    """The reason for an end that is not `done`."""
     tokens: int | None = None
-    """Output tokens that the router counted, once it has told."""
+    """Output tokens that the router counted; None until it has reported them."""
     times_s: list[float] = field(default_factory=list)
     texts: dict[int, str] = field(default_factory=dict)
     finishes: dict[int, str] = field(default_factory=dict)

@@ -21,15 +21,16 @@ class Round(msgspec.Struct, frozen=True, kw_only=True):
     broken: int
     """Requests whose connection ended before their answer did."""
     resumed: int
-    """Of these, those that were listened to again to their end."""
+    """Of the broken requests, those whose stream was resumed and read to its end."""
     longest_pause_s: float
     """The longest silence a client that was answered saw, of those not over when the blow fell; before the first
     token it counts from the blow."""
     recovery_s: float | None
-    """From the blow (or from letting a frozen process go on) until the platform was whole; None when it was not."""
+    """Seconds from the blow (or from the moment a frozen process resumes) until the platform was whole; None when it
+    did not become whole."""
     blocks_leaked: int
     release_s: float
-    """From the end of the last request until no worker held a block."""
+    """Seconds from the end of the last request until no worker held a block."""
     missed: int
     """Requests that could not be caught in the stage before one was."""
     problems: tuple[str, ...]

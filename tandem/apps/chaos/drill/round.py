@@ -32,7 +32,7 @@ class Drill:
         self._cell = cell
         self._number = number
         self._returning = cell.kind == "restart-router" and number % 2 == 1
-        """Clients ask for streams that can be resumed; most of them come back."""
+        """Whether clients ask for resumable streams; most of them come back."""
         self._orphans = cell.kind == "restart-router" and not self._returning
         """Whether no client returns to its stream, so that what workers held has to be free at once."""
         manners = _RETURNING if self._returning else (PLAIN,)

@@ -26,16 +26,16 @@ _FIRST_ANSWER_S: Final = 30.0
 
 @dataclass(frozen=True)
 class Bounds:
-    """Seconds, and how many clients there are beside the struck one. A frozen process has to be noticed before it
-    goes on."""
+    """Time bounds in seconds, and the number of clients beside the struck one. A frozen process has to be noticed
+    before it resumes."""
 
     streams: int = 8
     abusers: int = 0
     """Clients that misuse the platform for as long as the streams go on."""
     warm_s: float = 0.25
-    """How long the load runs before a request is to be caught."""
+    """Seconds the load runs before a request is to be caught."""
     after_s: float = 0.4
-    """How long it goes on after the blow."""
+    """Seconds the load goes on after the blow."""
     freeze_s: float = 3.0
     land_s: float = 10.0
     """Within which a worker has to have carried out what a signal asked for."""
@@ -47,7 +47,8 @@ class Bounds:
     orphans_s: float = 2.5
     """Within which they have to be free after a router's death: the promised 2 s, and how old a figure may be."""
     lease_s: float = 15.0
-    """For how long more where clients that asked for resumable streams did not come back."""
+    """Additional seconds for blocks to become free where clients that asked for resumable streams did not come
+    back."""
 
 
 @dataclass(frozen=True)

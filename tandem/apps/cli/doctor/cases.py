@@ -18,12 +18,12 @@ from tandem.spec.vllm import kinds_served
 
 Config = Mapping[str, Any]
 GPU_BLOCK_TOKENS: Final = 16
-"""Of vLLM on a GPU where neither the file nor the attention backend says otherwise."""
+"""Block size of vLLM in tokens on a GPU when neither the file nor the attention backend sets another."""
 
 
 @dataclass(frozen=True)
 class Host:
-    """This machine. None is unknown for `shm_bytes`. `busy` ports are taken, each with why."""
+    """This machine. `shm_bytes` is None when unknown. `busy` maps each port that is taken to the reason."""
 
     memory_bytes: int
     shm_bytes: int | None = None
@@ -49,7 +49,7 @@ class Case:
 
     @property
     def vllm_role(self) -> str:
-        """Which role vLLM is set up for: workers of role `auto` are set up like unified ones."""
+        """The role that vLLM is set up for: workers of role `auto` are set up like unified ones."""
         return "unified" if self.pool.role == "auto" else self.pool.role
 
     @property
@@ -77,8 +77,8 @@ def case_of(service: ModelService, pool: Pool, config: Config | None, host: Host
 
 
 def no_handoff_reason(case: Case) -> str | None:
-    """Why the pool's engines get no connector and no stage; None where they do, or may. Raises `bad_setting` for a
-    role whose KV cannot be handed over."""
+    """The reason why the pool's engines get no connector and no stage; None when they do, or may. Raises
+    `bad_setting` for a role whose KV cannot be handed off."""
     engine = case.engine
     if engine.type != "vllm":
         return f"the engine {engine.type} has none"
@@ -90,7 +90,7 @@ def no_handoff_reason(case: Case) -> str | None:
 
 
 def stage_settings(case: Case) -> StageSettings | None:
-    """As its workers will have it; None where the memory of their pods is not known."""
+    """The stage settings that the pool's workers will have; None when the memory of their pods is not known."""
     dram = case.service.spec.tiers.dram
     size = None if dram is None else quantity(dram)
     if size is None:
@@ -106,7 +106,7 @@ def block_tokens(case: Case) -> int:
 
 
 def kv_token_bytes(case: Case) -> int | None:
-    """Of one token in the stage, over all layers and ranks; None for a model whose sizes are not known here."""
+    """Bytes of one token in the stage, over all layers and ranks; None for a model whose sizes are not known here."""
     facts = None if case.config is None else facts_of(case.config)
     if facts is None or facts.shape is None:
         return None

@@ -1,4 +1,5 @@
-"""The checks: facts in, findings out. Pure; what vLLM itself says of its arguments is in `engine_checks`."""
+"""The checks of `tandem doctor`: facts in, findings out. Pure; vLLM's own verdict on its arguments is in
+`engine_checks`."""
 
 from collections.abc import Iterator, Mapping
 from typing import Final
@@ -25,14 +26,14 @@ from tandem.spec.worker_settings import gpu_memory_share
 
 ALLOCATOR_VARIABLES: Final = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 QUEUE_BYTES: Final = 10 * (16 << 20)
-"""Of a queue between vLLM's ranks in /dev/shm: ten pieces of 16 MiB, taken as they are used. The scheduler has one,
-and every rank one for its answers."""
+"""Bytes of a queue between vLLM's ranks in /dev/shm: ten chunks of 16 MiB, allocated as they are used. The scheduler
+has one queue, and every rank has one for its answers."""
 _NO_CONFIG: Final = "config.json of the model is not on this machine"
 _FETCH: Final = "give its directory with --model DIRECTORY"
 
 
 def stage(case: Case) -> Finding:
-    """Whether the memory for blocks that are handed over is large enough for a prompt of the whole context."""
+    """Check whether the memory for blocks that are handed off is large enough for a prompt of the whole context."""
     check = "stage"
     try:
         why = no_handoff_reason(case)
@@ -103,9 +104,9 @@ def user(case: Case) -> Finding:
 
 
 def memlock(case: Case) -> Finding:
-    """Whether the stage may be registered with RDMA devices: each of them counts all of it against RLIMIT_MEMLOCK.
-    What GPU drivers pin does not count. It is always about pods: on one machine the template that asks for such
-    devices has no effect, so that the limit of this process says nothing."""
+    """Check whether the stage may be registered with RDMA devices: each device counts the whole stage against
+    RLIMIT_MEMLOCK. Memory that GPU drivers pin does not count. The check is always about pods: on one machine the
+    template that asks for such devices has no effect, so the limit of this process says nothing."""
     check = "memlock"
     if case.engine.device != "cuda" or _without_stage(case):
         return ok(check, case.name, "nothing is pinned")

@@ -1,7 +1,7 @@
-"""`tandem doctor --dry-run FILE`: whether a ModelService would work, without a GPU, a cluster or its weights.
+"""`tandem doctor --dry-run FILE`: checks whether a ModelService would work, without a GPU, a cluster or its weights.
 
-Exit status 1 when something is wrong. What cannot be known on this machine is said to be "not checked", and how it
-could be.
+The exit status is 1 when something is wrong. A fact that cannot be known on this machine is reported as "not
+checked", with the way to check it.
 """
 
 import argparse
@@ -64,7 +64,7 @@ _OF_HOST: tuple[Callable[[Case, Host], Finding], ...] = (checks.shared_memory, c
 
 
 def host_of(service: ModelService) -> Host:
-    """This machine, as far as the service asks of it."""
+    """The facts about this machine that matter to the service."""
     shared = Path("/dev/shm")
     busy = dict[int, str]()
     for field, port in _ports(service).items():

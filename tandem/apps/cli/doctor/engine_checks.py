@@ -26,7 +26,7 @@ ARCHITECTURES: Final = {
     "mi210": "gfx90a", "mi250": "gfx90a", "mi250x": "gfx90a", "mi300a": "gfx942", "mi300x": "gfx942",
     "mi308x": "gfx942", "mi325x": "gfx942", "mi350x": "gfx950", "mi355x": "gfx950",
 }  # fmt: skip
-"""Of AMD's accelerators, likewise."""
+"""The architecture of AMD's accelerators, by the beginning of an accelerator's type."""
 _ARGUMENTS: Final = "arguments"
 _BACKENDS: Final = "attention backends"
 _GIB: Final = 1 << 30
@@ -37,7 +37,8 @@ Resolve = Callable[[Sequence[EngineArguments], Card], tuple[Resolved, ...]]
 def engine_findings(
     cases: Sequence[Case], model: Path | None, resolving: Resolve = resolve
 ) -> dict[str, tuple[Finding, ...]]:
-    """By pool. `model` is the directory with the model's `config.json`. vLLM is asked once for each kind of card."""
+    """The findings about engine arguments, by pool. `model` is the directory with the model's `config.json`. vLLM is
+    consulted once for each kind of card."""
     found, asked = dict[str, tuple[Finding, ...]](), dict[Card, list[Case]]()
     for case in cases:
         card = card_of(case)
@@ -128,7 +129,8 @@ def _kind(accelerator: str, known: Iterable[str]) -> str | None:
 
 
 def arguments_of(case: Case, model: Path, directory: Path) -> EngineArguments:
-    """As a worker of the pool gives them, without adapters: these lie elsewhere. Raises `bad_setting`."""
+    """The engine arguments that a worker of the pool gives, without adapters, which lie elsewhere. Raises
+    `bad_setting`."""
     transfer = None
     if no_handoff_reason(case) is None:
         transfer = {

@@ -15,8 +15,8 @@ _ROOT: Final = 0
 
 @dataclass(frozen=True)
 class PodRights:
-    """Of a worker's container. `user` in words. `ipc_lock`: whether RLIMIT_MEMLOCK does not hold for it, which takes
-    the capability and root: Kubernetes gives a capability to others in name only."""
+    """The rights of a worker's container. `user` is in words. `ipc_lock` says whether the container is exempt from
+    RLIMIT_MEMLOCK, which takes the capability and root: Kubernetes gives other users a capability in name only."""
 
     rdma: bool
     user: str
@@ -24,7 +24,7 @@ class PodRights:
 
 
 def rights_of(case: Case) -> PodRights:
-    """As rendered, with the pool's `template` merged over it."""
+    """The rights of the pool's worker container, as rendered with the pool's `template` merged over it."""
     template = _rendered(case)
     worker = next(each for each in template["spec"]["containers"] if each["name"] == CONTAINER)
     own = worker.get("securityContext") or {}
@@ -35,8 +35,8 @@ def rights_of(case: Case) -> PodRights:
 
 
 def refused_user(case: Case) -> str | None:
-    """Which container the kubelet would not start for its user, and why; None for none. Those that fetch the model
-    and those that the template adds count, too."""
+    """The container that the kubelet would not start because of its user, and the reason; None when there is none.
+    The containers that fetch the model and those that the template adds count, too."""
     template = _rendered(case)
     containers = (*template["spec"].get("initContainers", ()), *template["spec"].get("containers", ()))
     for container in containers:

@@ -53,7 +53,7 @@ class ReconcileOutcome:
 
 
 class LocalCluster:
-    """The objects of one service. `want` says what it is to be, `look` what is to be done next."""
+    """The objects of one service. `want` sets its specification, `look` gives what is to be done next."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

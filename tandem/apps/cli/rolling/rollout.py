@@ -1,5 +1,5 @@
 """Rolls an edited specification out on this machine: starts and drains processes as the reconcile says, and tells the
-router how new requests are split meanwhile."""
+router how to split new requests meanwhile."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -83,14 +83,14 @@ class ServiceRollout:
             await asyncio.sleep(_LOOK_EVERY_S)
 
     async def want(self, service: ModelService) -> None:
-        """From now on this is what the workers are to become."""
+        """Set the service that the workers are to become from now on."""
         revision = await self._cluster.want(_without_gate(service))
         self._services[revision] = self.running = service
         self._failures, self._not_before = 0, 0.0
 
     async def run(self) -> bool:
-        """Until nothing is left to do; whether it went as wished. Bounded by the rollout's own deadline, after which
-        it goes back."""
+        """Run until nothing is left to do; whether the rollout went as wanted. The rollout's own deadline bounds it,
+        after which it rolls back."""
         try:
             while True:
                 looked = await self._look()
@@ -145,7 +145,7 @@ class ServiceRollout:
                 self._start(pool_name, revision)
 
     def _start(self, pool_name: str, revision: str) -> None:
-        """One of each kind per look: they share the machine."""
+        """Start one worker of the pool. Each look starts one of each kind, because workers share the machine."""
         service = self._services[revision]
         pool = next(each for each in service.spec.pools if each.name == pool_name)
         try:

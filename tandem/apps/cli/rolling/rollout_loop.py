@@ -12,7 +12,8 @@ from tandem.spec.service import ModelService
 
 
 class RolloutLoop:
-    """`became` hears which service runs after each rollout."""
+    """Carries out edits of a service. `became` is called after each successful rollout with the service that then
+    runs."""
 
     def __init__(
         self,
@@ -32,7 +33,7 @@ class RolloutLoop:
         self._rollover: ServiceRollout | None = None
 
     async def run(self, edits: SpecWatch) -> None:
-        """Until cancelled. An edit during a rollout changes where that goes."""
+        """Carry out edits until cancelled. An edit during a rollout changes the target of that rollout."""
         rolling: asyncio.Task[None] | None = None
         try:
             while True:

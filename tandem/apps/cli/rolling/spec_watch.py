@@ -14,8 +14,8 @@ _Stamp = tuple[int, int, int]
 
 
 class SpecWatch:
-    """`read` gives what the file says now, checked; it raises `bad_setting`. Beginnings of an edit are not edits: a
-    file counts once it has not changed between two looks."""
+    """Watches a file for edits. `read` gives the current content of the file, checked; it raises `bad_setting`. A
+    partial edit is no edit: a file counts once it has not changed between two looks."""
 
     def __init__(self, path: Path, read: Callable[[], ModelService], said: ModelService) -> None:
         self._path = path
@@ -24,7 +24,8 @@ class SpecWatch:
         self._seen = self._stamp()
 
     async def next(self) -> ModelService | TandemError:
-        """Wait until the file says something else; what is wrong with it when it cannot be used."""
+        """Wait until the content of the file changes; gives the new service, or the error when the file cannot be
+        used."""
         while True:
             await asyncio.sleep(_LOOK_EVERY_S)
             stamp = self._stamp()

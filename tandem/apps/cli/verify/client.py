@@ -18,7 +18,7 @@ _IDS = "return_token_ids"
 
 @dataclass(frozen=True)
 class QuerySettings:
-    """How every prompt is asked."""
+    """The settings with which every prompt is sent."""
 
     tokens: int
     top: int
@@ -27,7 +27,7 @@ class QuerySettings:
 
 
 class VerifyClient:
-    """One side. Servers that cannot tell token ids are asked without."""
+    """The client of one side. It does not ask for token ids where the server cannot report them."""
 
     def __init__(self, name: str, target: Target, model: str, asking: QuerySettings) -> None:
         self._name = name

@@ -1,8 +1,8 @@
-"""Two sides' answers to the same prompts, position by position. Pure.
+"""Compares two sides' answers to the same prompts, position by position. Pure.
 
-Positions are compared from the first on, for as long as both sides have said the same: beyond the first difference
-they continue different texts, and nothing can be learned from that. That position itself still counts: there both
-have seen the same and drawn differently.
+Positions are compared from the first one on, for as long as both sides give the same tokens: beyond the first
+difference they continue different texts, from which nothing can be learned. The position of the first difference
+itself still counts: there both sides have seen the same text and drawn differently.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,7 +33,7 @@ class Compared(msgspec.Struct, frozen=True):
     kl_mean: float
     kl_max: float
     positions: int
-    """How many were compared."""
+    """The number of positions compared."""
     first: str = ""
     second: str = ""
     """With `first`, what each side answered at the first difference; empty where its answer has ended."""

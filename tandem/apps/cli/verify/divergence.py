@@ -1,15 +1,14 @@
-"""How far two next-token distributions are apart, of which only the most likely tokens are known. Pure.
+"""Measures how far apart two next-token distributions are when only their most likely tokens are known. Pure.
 
-Each side reports some tokens with their probabilities, which are exact, and leaves `rest = 1 - Σ` to all others. Over
-the union U of the reported tokens, a token that a side does not report is given, of that side's rest, an equal share
-`rest / (m + 1)` where `m` tokens of U are missing there, but no more than the least probability that it reports: a
-likelier one would have been among them. What is left over is one more outcome, `other`. With P and Q completed like
-that,
+Each side reports some tokens with their probabilities, which are exact, and leaves `rest = 1 - Σ` to all others. U is
+the union of the reported tokens, of which `m` are missing on a side. Each missing token gets an equal share `rest /
+(m + 1)` of that side's rest, but no more than the least probability that the side reports: a likelier token would
+have been among the reported ones. The remainder is one more outcome, `other`. With P and Q completed like that,
 
     KL(P ‖ Q) = Σ over U and other of  P · ln(P / Q)      in nats.
 
-Without missing tokens this is a lower bound of the divergence of the whole distributions: putting outcomes together
-never increases it. It is 0 exactly when both sides report the same.
+Without missing tokens this is a lower bound of the divergence of the whole distributions: merging outcomes never
+increases it. It is 0 exactly when both sides report the same.
 """
 
 import math
@@ -17,7 +16,8 @@ from collections.abc import Mapping
 from typing import Final
 
 _LEAST: Final = 1e-12
-"""No outcome is taken to be less likely: a rounded zero would make everything infinitely far apart."""
+"""Lower bound on the probability of every outcome: a probability rounded to zero would make the divergence
+infinite."""
 
 
 def kl(first: Mapping[str, float], second: Mapping[str, float]) -> float:

@@ -1,4 +1,4 @@
-"""How far asking is: a bar on a terminal, a line now and then elsewhere."""
+"""Shows how many prompts have been answered: a bar on a terminal, an occasional line elsewhere."""
 
 import sys
 import time

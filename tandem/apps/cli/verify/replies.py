@@ -10,8 +10,8 @@ from tandem.core.errors import TandemError
 class Reply(msgspec.Struct, frozen=True):
     """The greedy continuation of one prompt.
 
-    `tokens` are known by their text (completions) or their bytes in hex (chat); `top` has, per token, the natural
-    logarithms of the reported probabilities by such a name. Ids are None where the server does not tell them.
+    `tokens` are named by their text (completions) or their bytes in hex (chat); `top` has, per token, the natural
+    logarithms of the reported probabilities by such a name. Ids are None where the server does not report them.
     """
 
     prompt_tokens: int
@@ -53,7 +53,7 @@ class _ChatToken(_ChatAlternative):
 
 
 class _Logprobs(msgspec.Struct):
-    """Of both interfaces: completions have lists side by side, chats one list of entries."""
+    """The log-probabilities of both interfaces: completions have parallel lists, chats one list of entries."""
 
     tokens: tuple[str, ...] = ()
     token_logprobs: tuple[float, ...] = ()

@@ -26,7 +26,7 @@ _PROBE_S = 30.0
 
 
 class Side(Protocol):
-    """One of the two."""
+    """One of the two sides of a comparison."""
 
     @property
     def name(self) -> str:
@@ -35,7 +35,7 @@ class Side(Protocol):
 
     @property
     def shown(self) -> str:
-        """For people."""
+        """A description of the side for people."""
         ...
 
     async def use(self, work: Work[T], start_s: float, say: Callable[[str], None]) -> T:

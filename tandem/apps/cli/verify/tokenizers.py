@@ -59,7 +59,8 @@ def _shown(as_bytes: bool, text: str) -> str:
 
 
 def in_files(first: ModelDirectory, second: ModelDirectory) -> str | None:
-    """How the `tokenizer.json` of two directories differ. Raises `bad_model` when there is none."""
+    """The difference between the `tokenizer.json` of two directories; None when they are equal. Raises `bad_model`
+    when a directory has none."""
     one, other = (read_object(directory.tokenizer_path) for directory in (first, second))
     if one == other:
         return None

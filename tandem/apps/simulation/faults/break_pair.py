@@ -12,7 +12,7 @@ _FOR_S: Final = (1.0, 12.0)
 
 @dataclass(frozen=True)
 class BreakPair:
-    """For `for_s` no block gets from `holder` to `receiver`; with `corrupts` all do, and arrive changed."""
+    """For `for_s` no block gets from `holder` to `receiver`; with `corrupts` every block arrives, but changed."""
 
     at_s: float
     holder: str

@@ -1,4 +1,4 @@
-"""Which faults a seed has, and when. Values only: `injector` carries them out. Pure."""
+"""Draws which faults a seed has, and when. Gives values only: `injector` carries them out. Pure."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -69,8 +69,9 @@ KINDS: Final = tuple(DRAWS)
 
 @dataclass(frozen=True)
 class FaultProfile:
-    """How much a seed breaks: exactly `kills` workers, corrupted blocks with chance `corrupt_share`, and `others`
-    faults more of these `kinds`; `drains` workers leave in good order. All begin within `span_s`."""
+    """The faults of a seed: exactly `kills` killed workers, corrupted blocks with probability `corrupt_share`, and
+    `others` further faults of these `kinds`; `drains` workers leave in good order. All faults begin within
+    `span_s`."""
 
     kills: int = 1
     corrupt_share: float = 0.5

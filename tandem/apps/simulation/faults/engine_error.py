@@ -10,7 +10,7 @@ from tandem.apps.simulation.faults.injector import FaultInjector
 from tandem.core.entropy import Entropy
 
 _NEXT_STEP_S: Final = 2.0
-"""How long a fault waits for the step it is to strike."""
+"""Seconds a fault waits for the step that it is to strike."""
 
 
 @dataclass(frozen=True)

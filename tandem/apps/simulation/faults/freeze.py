@@ -10,7 +10,8 @@ from tandem.core.entropy import Entropy, unit
 
 @dataclass(frozen=True)
 class Freeze:
-    """The worker's process is stopped, its connections stay; then it goes on as if nothing had happened."""
+    """Stops the worker's process while its connections stay open; later the process resumes as if nothing had
+    happened."""
 
     at_s: float
     worker: str

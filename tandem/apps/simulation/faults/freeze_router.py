@@ -1,4 +1,5 @@
-"""A router whose process is stopped and goes on later: its workers have given it up by then, and it must notice."""
+"""Freezes a router: its process stops and resumes later. By then its workers have given the router up, and it must
+notice."""
 
 import asyncio
 from dataclasses import dataclass
@@ -10,7 +11,8 @@ from tandem.core.entropy import Entropy, unit
 
 @dataclass(frozen=True)
 class FreezeRouter:
-    """The router's process is stopped for `for_s`, its connections stay; then it goes on as if nothing had been."""
+    """Stops the router's process for `for_s` while its connections stay open; then the process resumes as if nothing
+    had happened."""
 
     at_s: float
     for_s: float

@@ -50,7 +50,7 @@ class FaultInjector:
         self.redis = platform.redis
         self.trace = trace
         self.damaging: dict[str, int] = {}
-        """How many partial blocks of which worker are to be damaged as soon as there are any: `tick` does it."""
+        """By worker, the number of partial blocks to damage as soon as there are any; `tick` damages them."""
         self.rotten = 0
         """Copies below a worker's pool that were changed so far."""
         self.damaged = 0
@@ -78,7 +78,7 @@ class FaultInjector:
                     del self.damaging[name]
 
     def calm_s(self) -> float:
-        """For how long nothing has been broken, stopped, lost or slow."""
+        """Seconds for which nothing has been broken, stopped, lost or slow."""
         if self.network.disturbed or self.routers.frozen:
             return 0.0
         return self._clock.now() - self.struck[-1][0] if self.struck else float("inf")

@@ -9,8 +9,8 @@ from tandem.core.entropy import Entropy, below
 
 @dataclass(frozen=True)
 class Lose:
-    """Of the next `count` messages of this kind with which a worker's blocks are pulled none arrives: `ask` to the
-    holder, `answer` from it and all that follow, or `acknowledge`."""
+    """The next `count` messages of one kind are lost from pulls of a worker's blocks: `ask` to the holder, `answer`
+    from the holder and all that follow, or `acknowledge`."""
 
     at_s: float
     holder: str

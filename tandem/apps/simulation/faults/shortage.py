@@ -9,7 +9,8 @@ from tandem.core.entropy import Entropy, unit
 
 @dataclass(frozen=True)
 class Shortage:
-    """For `for_s` up to `share` of the worker's blocks cannot be had: those that are free when it begins."""
+    """For `for_s` up to `share` of the worker's blocks cannot be allocated: those that are free when the fault
+    begins."""
 
     at_s: float
     worker: str

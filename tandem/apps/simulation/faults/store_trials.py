@@ -27,7 +27,7 @@ def draw_store_trials(
 def _fed_with_changed_blocks(
     at_s: float, store: str, workers: tuple[str, ...], entropy: Entropy
 ) -> tuple[Fault, ...]:
-    """For a while every block that the store pulls arrives changed."""
+    """Faults that for a while change every block that the store pulls."""
     for_s = 1.0 + unit(entropy) * 3.0
     spoilt = [BreakPair(at_s, worker, store, for_s, corrupts=True) for worker in workers]
     return (*spoilt, *_emptied(at_s + for_s, workers, entropy))
@@ -45,7 +45,8 @@ def _anew_unheard(
 
 
 def _emptied(at_s: float, workers: tuple[str, ...], entropy: Entropy) -> tuple[Fault, ...]:
-    """Workers start again with empty pools, one soon after the other: what they had is to be brought."""
+    """Faults that restart workers with empty pools, one soon after the other: the blocks that they had must be
+    brought back."""
     kills = list[Fault]()
     for worker in workers:
         if below(entropy, 4):

@@ -9,7 +9,8 @@ from tandem.core.entropy import Entropy, below, unit
 
 _WHATS: Final = ("damage", "damage", "unreadable", "full", "slow")
 _SLOWNESS: Final = 2000.0
-"""So many times as slow as usual a restore stands still for about as long as a transfer may."""
+"""Factor by which a slow tier is slower than usual: at this factor a restore stalls for about as long as a transfer
+may."""
 
 
 @dataclass(frozen=True)

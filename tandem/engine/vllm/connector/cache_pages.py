@@ -15,14 +15,14 @@ from tandem.engine.vllm.canonical import RankPart, SlotShape
 
 
 class CachePages:
-    """Of one rank. `layers` are its cache tensors in the order of the model's layers."""
+    """The KV cache pages of one rank. `layers` are its cache tensors in the order of the model's layers."""
 
     def __init__(self, layers: Sequence[torch.Tensor], blocks: int, part: RankPart, shape: SlotShape) -> None:
         assert len(layers) == part.layer_count, f"{len(layers)} tensors for {part.layer_count} layers"
         self.part = part
         self.shape = shape
         self.layers = [_by_block(_as_words(layer), blocks) for layer in layers]
-        """By layer: `[blocks, head slots, kernel blocks, states, content]`."""
+        """The cache tensors by layer, each `[blocks, head slots, kernel blocks, states, content]`."""
         self.stacked = _stacked(self.layers)
         """The layers as one tensor with the layer in front, where they lie evenly in one allocation; else None."""
 
@@ -48,7 +48,7 @@ class CachePages:
         return runs
 
     def slots(self, memory: memoryview) -> torch.Tensor:
-        """This rank's layers of all slots: `[slots, layers, units, kernel blocks, states, content]`."""
+        """This rank's layers in all slots: `[slots, layers, units, kernel blocks, states, content]`."""
         shape, part, cache = self.shape, self.part, self.layers[0]
         flat = torch.frombuffer(memory, dtype=torch.uint8)
         whole = flat[: len(flat) - len(flat) % shape.slot_bytes].view(-1, shape.layers, shape.units, shape.page_bytes)

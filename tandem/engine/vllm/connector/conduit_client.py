@@ -39,7 +39,8 @@ _LIBC.recv.restype = _LIBC.send.restype = ctypes.c_ssize_t
 
 
 class ConduitClient:
-    """Connects at once and says hello. Afterwards `lost` tells whether the stage is gone; nothing raises for that."""
+    """A rank's connection to the stage. It connects at once and sends its hello. Afterwards `lost` says whether the
+    stage is gone; no method raises for that."""
 
     def __init__(self, path: str, hello: RankHello) -> None:
         """Connect to the stage. Raises `engine_failed` when nothing listens at `path`."""
@@ -81,7 +82,7 @@ class ConduitClient:
         return heard
 
     def wait(self, timeout_s: float) -> None:
-        """Until the stage says something, or for so long."""
+        """Wait until the stage sends a message, for at most `timeout_s`."""
         if not self.lost and not self._heard:
             self._poll.poll(timeout_s * 1e3)
 

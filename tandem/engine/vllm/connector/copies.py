@@ -1,10 +1,9 @@
-"""The `Copies` seam: how a rank's pages come from the engine's blocks to slots of the stage and back.
+"""The `Copies` seam: how a rank's pages are copied from the engine's blocks to slots of the stage and back.
 
-Copies are begun inside a step and never waited for there. What the seam promises about order:
-- a save reads what the step has computed up to the call, and nothing later;
-- a load writes behind everything that was computed before the step, and behind a fence of the step;
-- after a fence nothing is computed before all saves that were begun are over.
-What is begun is over when its `Copying` says so, in any order between saves and loads.
+Copies are begun inside a step and never waited for there. The seam guarantees this order. A save reads what the step
+has computed up to the call, and nothing later. A load writes after everything that was computed before the step, and
+after a fence of the step. After a fence nothing is computed until all saves that were begun are over. A copy that was
+begun is over when its `Copying` says so, in any order between saves and loads.
 """
 
 from collections.abc import Sequence
@@ -26,7 +25,7 @@ class Copying(Protocol):
 
     @property
     def seconds(self) -> float:
-        """How long they took, once over."""
+        """Seconds that the copies took, available once they are over."""
         ...
 
 
@@ -36,7 +35,8 @@ class Copies(Protocol):
 
     @property
     def groups(self) -> Sequence[range]:
-        """The rank's layers in the groups in which they are saved: one where nothing goes on beside the computing."""
+        """The groups of layers in which the rank's blocks are saved: one group where copies do not run beside the
+        computing."""
         ...
 
     def map_slots(self, memory: memoryview) -> None:

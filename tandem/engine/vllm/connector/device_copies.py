@@ -1,14 +1,15 @@
 """`Copies` for tensors on a CUDA device: on side streams, behind events, to and from pinned memory.
 
 Whatever the layout of the engine's cache, one kernel gathers the pages of many blocks in canonical order in a buffer
-on the device, and one batched copy moves them to their slots; loads go the other way. So the link sees pieces of a
-whole block (of a layer's heads where ranks share a slot), and the detour costs what memory on the device costs, some
-hundredths of the link's time.
+on the device, and one batched copy moves them to their slots; loads go the other way. So the link transfers pieces of
+a whole block (of a layer's heads where ranks share a slot). The detour through the buffer costs only device memory
+traffic, some hundredths of the link's time.
 
-Saves run on a stream of their own, behind what the step has computed so far. The engine goes on computing meanwhile:
-full blocks are not written to again while their request has them, and the engine keeps those of a request that is
-over until it is reported. A preempted request's blocks are given away at once, so the next step begins with a fence:
-the engine's stream waits, the host does not. Loads begin behind everything that was launched before the step.
+Saves run on a stream of their own, behind what the step has computed so far, while the engine goes on computing. Full
+blocks are not written to again while their request has them, and the engine keeps the blocks of a finished request
+until its saves are reported as over. The blocks of a preempted request are reassigned at once, so the next step
+begins with a fence: the engine's stream waits, the host does not. Loads begin behind everything that was launched
+before the step.
 """
 
 from collections.abc import Sequence
@@ -59,7 +60,7 @@ class _Lane:
 
 
 class DeviceCopies:
-    """Of one rank. `buffer_bytes` of device memory are taken twice, for saves and for loads."""
+    """The copies of one rank. They allocate `buffer_bytes` of device memory twice, for saves and for loads."""
 
     def __init__(self, pages: CachePages, calls: DeviceCalls, buffer_bytes: int = _BUFFER_BYTES) -> None:
         self._pages = pages

@@ -35,7 +35,8 @@ class ExpertCounts:
         self._counts[layer].index_add_(0, chosen, torch.ones_like(chosen))
 
     def balance(self) -> ExpertBalance | None:
-        """Of the tokens since the last answer; None more often than once a second, or when there were none."""
+        """The expert balance of the tokens since the last answer; None when the last answer is less than a second
+        old, or when there were no tokens."""
         now = time.monotonic()
         if now - self._told < _EVERY_S:
             return None
@@ -47,8 +48,8 @@ class ExpertCounts:
 
 
 def expert_counts(config: "VllmConfig", tensor_rank: int) -> ExpertCounts | None:
-    """None for a model without experts or with layers of different numbers of them, for ranks that see what another
-    one sees, and for routers that do not tell."""
+    """The expert counts of this rank. None for a model without experts or with different numbers of them between
+    layers, for ranks that see the same tokens as another rank, and for routers that do not report their choices."""
     from tandem.engine.vllm.internals import BaseRouter, MoERunner
 
     layers = config.compilation_config.static_forward_context.values()

@@ -35,7 +35,7 @@ class Copied:
 
 
 class HostCopies:
-    """Of one rank."""
+    """The copies of one rank between cache tensors in host memory and slots."""
 
     def __init__(self, pages: CachePages) -> None:
         self._pages = pages
@@ -127,7 +127,7 @@ def _move(own: torch.Tensor, cached: torch.Tensor, *, saving: bool) -> None:
 
 
 def _runs(targets: Sequence[PageTarget]) -> Iterator[tuple[int, int]]:
-    """Where targets begin and end whose slots and blocks follow one another."""
+    """The start and end indexes of runs of targets whose slots and blocks are both consecutive."""
     start = 0
     for end in range(1, len(targets) + 1):
         last = targets[end - 1]

@@ -1,10 +1,10 @@
-"""How much is loaded in a step in which others generate: what the copies take of the time between tokens is bounded.
-Pure."""
+"""The bound on what is loaded in a step in which other requests generate: copies may take only a share of the time
+between tokens. Pure."""
 
 from typing import Final
 
 _WEIGHT: Final = 0.25
-"""Of the last measurement."""
+"""The weight of the last measurement in the mean."""
 
 
 class LoadPace:
@@ -17,11 +17,12 @@ class LoadPace:
 
     @property
     def bytes_per_s(self) -> float:
-        """Of loads, as measured of late."""
+        """The recently measured rate of loads, in bytes per second."""
         return self._bytes_per_s
 
     def blocks(self, block_bytes: int, *, decoding: bool) -> int | None:
-        """How many blocks may be loaded in a step, at least one; None for as many as there are."""
+        """The number of blocks that may be loaded in a step, at least one; None when nothing decodes and there is no
+        limit."""
         if not decoding:
             return None
         return max(1, int(self._allowed_s * self._bytes_per_s / max(1, block_bytes)))

@@ -44,7 +44,7 @@ class _Load:
     flying: dict[int, PageTarget] = field(default_factory=dict)
     """Being copied."""
     spoiled: dict[int, None] = field(default_factory=dict)
-    """Of these: what is copied is not to be used."""
+    """The blocks among `flying` that are spoiled: their copies must not be used."""
     copied: dict[int, PageTarget] = field(default_factory=dict)
     failed: dict[int, PageTarget] = field(default_factory=dict)
     aborted: bool = False
@@ -104,7 +104,7 @@ class LoadTable:
         return known is not None and (index in known.landed or index in known.withheld)
 
     def saved(self, work: int, index: int) -> None:
-        """This worker has written its part of the block."""
+        """Record that this worker has written its part of the block."""
         if work not in self._closed:
             self._works.setdefault(work, _Work()).landed[index] = None
 
@@ -115,7 +115,7 @@ class LoadTable:
             load.aborted = True
 
     def hear(self, message: ToRank) -> None:
-        """The stage said something."""
+        """Take in a message from the stage."""
         if isinstance(message, Welcome | OutputSlots):
             return
         if message.work in self._closed:
@@ -146,7 +146,7 @@ class LoadTable:
             work.no_more = work.drawn_here = True
 
     def next_copies(self, limit: int | None = None) -> list[LoadCopy]:
-        """Up to `limit` blocks to be copied from their slots now; `copied` says when they are."""
+        """Up to `limit` blocks to copy from their slots now. Call `copied` when their copies are over."""
         taken = list[LoadCopy]()
         for load in self._loads.values():
             work = self._works.get(load.order.work)
@@ -159,8 +159,8 @@ class LoadTable:
         return taken
 
     def copied(self, copies: Iterable[LoadCopy]) -> None:
-        """These copies are over. Hear what the stage has said first: a slot whose work was closed before its copy was
-        over may have had other bytes already."""
+        """Record that these copies are over. Pass the messages of the stage to `hear` first: a slot whose request was
+        closed before its copy was over may already have held other bytes."""
         for request_id, target in copies:
             load = self._loads[request_id]
             del load.flying[target.index]
@@ -168,7 +168,7 @@ class LoadTable:
             (load.copied if good else load.failed)[target.index] = target
 
     def take(self) -> list[EndedLoad]:
-        """Loads that are over since the last call. Each is given once."""
+        """The loads that have ended since the last call. Each load is returned once."""
         ended = [load for load in self._loads.values() if self._is_over(load)]
         reports = [self._ended(load) for load in ended]
         for load in ended:

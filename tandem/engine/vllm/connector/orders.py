@@ -33,7 +33,7 @@ class LoadOrder:
 
 @dataclass(frozen=True)
 class SaveOrder:
-    """Copy the engine's blocks of a work to slots, behind what the step computes."""
+    """An order to copy the engine's blocks of a request to slots, after what the step computes."""
 
     request_id: str
     work: int

@@ -76,7 +76,7 @@ class RequestTable:
 
     @property
     def saving(self) -> tuple[str, ...]:
-        """Requests whose progress `step` has to be told; that of others changes nothing."""
+        """The requests whose progress must be passed to `step`; the progress of others changes nothing."""
         return tuple(self._saving)
 
     def add(self, request_id: str, params: StageParams, prompt_tokens: int) -> None:
@@ -90,9 +90,9 @@ class RequestTable:
         self._new[request_id] = (params.work, params.sequence)
 
     def matched(self, request_id: str, cached: int) -> int:
-        """How many tokens beyond the `cached` ones can be loaded. Changes nothing.
+        """The number of tokens beyond the `cached` ones that can be loaded. Changes nothing.
 
-        A load is tried once: what did not come, or was lost to a preemption since, is computed.
+        A load is tried once: blocks that did not arrive, or were lost to a preemption since, are computed.
         """
         request = self._requests.get(request_id)
         if request is None or request.load_tried:
@@ -153,8 +153,8 @@ class RequestTable:
         return orders
 
     def finished(self, over: Finished) -> bool:
-        """The request is over; a load of it that no worker has heard of yet is none. Whether the engine must keep its
-        blocks until the workers report that they are done with them."""
+        """Remove a request that is over, and drop a load of it that no worker has received yet. Gives whether the
+        engine must keep its blocks until the workers report that they are done with them."""
         request = self._requests.pop(over.request_id, None)
         self._saving.pop(over.request_id, None)
         self._loads = [load for load in self._loads if load.request_id != over.request_id]

@@ -46,8 +46,8 @@ class TandemConnectorScheduler:
 
 
 def _progress(scheduled: "SchedulerOutput", saving: Sequence[str]) -> Iterator[ScheduledTokens]:
-    """Of those requests that compute something in the step. vLLM is asked for the blocks of no others: with every
-    request of every step that took a hundredth of the step."""
+    """The progress of those of the `saving` requests that compute tokens in the step. vLLM is asked for the blocks of
+    no others: asking for every request of every step took a hundredth of the step."""
     if not saving:
         return
     state, counts = scheduled.kv_connector_block_state, scheduled.num_scheduled_tokens

@@ -1,9 +1,9 @@
 """vLLM's KV connector: vLLM imports this module by name in its EngineCore and in every rank, and builds the class
 once for each role.
 
-It follows vLLM 0.32's interface (`KVConnectorBase_V1`); all it decides is decided elsewhere: `vllm_scheduler` says
-what is loaded and saved, `vllm_worker` does it. Settings come in `kv_connector_extra_config`: `socket`, the path of
-the stage's conduit.
+It follows vLLM 0.32's interface (`KVConnectorBase_V1`) and decides nothing itself: `scheduler_side` decides what is
+loaded and saved, and `worker_side` does it. Settings come in `kv_connector_extra_config`: `socket` is the path of the
+stage's conduit.
 """
 
 from collections.abc import Mapping
@@ -37,8 +37,9 @@ class StepMetadata(KVConnectorMetadata):
 
 
 class TandemConnector(KVConnectorBase_V1):
-    """Both roles. vLLM keeps the blocks of a request that is over until nothing copies from them any more: a request
-    is reported as sent when that is so. Those of a preempted one are protected by an order on the device alone."""
+    """The KV connector in both roles. vLLM keeps the blocks of a finished request until nothing copies from them any
+    more: then the request is reported as sent. The blocks of a preempted request are protected only by the order of
+    operations on the device."""
 
     def __init__(self, vllm_config: "VllmConfig", role: KVConnectorRole, kv_cache_config: "KVCacheConfig") -> None:
         super().__init__(vllm_config, role, kv_cache_config)
@@ -93,12 +94,12 @@ class TandemConnector(KVConnectorBase_V1):
         """Loads begin in `wait_for_save`, when the step's own computing has been launched."""
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """No layer of a running request is ever loaded."""
+        """Do nothing: no layer of a running request is ever loaded."""
 
     def save_kv_layer(
         self, layer_name: str, kv_layer: "torch.Tensor", attn_metadata: "AttentionMetadata", **kwargs: Any
     ) -> None:
-        """Where copies go on beside the computing, a block's first layers are saved while its last are computed."""
+        """Save a block's first layers while its last are computed, where copies run beside the computing."""
         if self._worker is not None:
             self._worker.layer_computed(layer_name)
 

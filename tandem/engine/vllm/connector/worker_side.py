@@ -29,11 +29,11 @@ from tandem.engine.vllm.connector.load_table import EndedLoad, LoadCopy, LoadTab
 from tandem.engine.vllm.connector.orders import OutputOrder, PageTarget, SaveOrder, StepOrders
 
 _EMPTY_STEP_S: Final = 0.004
-"""How long an empty step waits at most: a request that comes meanwhile is scheduled so much later."""
+"""The most seconds that an empty step waits; a request that arrives meanwhile is scheduled that much later."""
 _FLYING_STEP_S: Final = 0.001
 """Seconds that an empty step waits at most while blocks are being copied."""
 _OFFER_S: Final = 2.0
-"""How long the blocks of an output are kept for a stage that does not answer."""
+"""Seconds that the blocks of an output are kept for a stage that does not answer."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,7 +82,7 @@ class TandemConnectorWorker:
         """Requests that the engine has, or that are being left: their work and sequence."""
         self._orders = StepOrders()
         self._saves: list[_Save] | None = None
-        """Of this step, once the first layers of its blocks are being saved."""
+        """The saves of this step, once the first layers of its blocks are being saved."""
         self._groups_saved = 0
         self._flights: list[_Flight] = []
         self._loading = 0
@@ -96,7 +96,7 @@ class TandemConnectorWorker:
         self._mapped = False
 
     def begin_step(self, orders: StepOrders) -> None:
-        """Before anything is computed."""
+        """Take the orders of a step before anything is computed."""
         self._orders = orders
         self._tracked.update(orders.tracked)
         self._saves, self._groups_saved = None, 0
@@ -117,7 +117,8 @@ class TandemConnectorWorker:
             self._save_until(layer + 1)
 
     def end_step(self) -> None:
-        """After everything has been computed, or launched: save the rest, then load what has come."""
+        """Finish the step after everything has been computed, or launched: save the remaining layers, then load the
+        blocks that have arrived."""
         if self._experts is not None and (balance := self._experts.balance()) is not None:
             self._client.send(Routed(balance))
         if not (self._orders.asks or self._book.waiting or self._flights or self._offers):
@@ -138,9 +139,9 @@ class TandemConnectorWorker:
             self._go_on()
 
     def report(self, finished: set[str]) -> tuple[set[str], set[str]]:
-        """Requests that are over and that nothing copies from any more, of those whose blocks the engine keeps until
-        it hears that, and requests whose load is reported now, given those that are finished. Call once per step,
-        before `failed_blocks`."""
+        """Two sets of requests, given those that are `finished`. The first are finished requests whose blocks the
+        engine keeps until this report, and from which nothing copies any more; the second are those whose load is
+        reported as over now. Call once per step, before `failed_blocks`."""
         if not (finished or self._left or self._held or self._book.waiting):
             self._ended = []
             return set(), set()
