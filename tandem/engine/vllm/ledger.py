@@ -282,7 +282,7 @@ class Ledger:
             run.computes(notice.start, notice.tokens)
 
     def tell_progress(self, now: float, *, stepping: bool, said: int) -> None:
-        """Report the requests that make progress although they have no output to show for it. With `step_reports`
+        """Report the requests that make progress although they have no output to show for it. With `stepping`
         these are those that are computed, for the engine is in a step that may take its time. They are also those
         that wait for a place while prompts make progress, those whose blocks are being fetched, and those whose
         images are being read or wait behind others whose images are. `said` is as for `look`."""
