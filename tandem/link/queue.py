@@ -32,7 +32,6 @@ class Inbox(Generic[T]):
     def __init__(self) -> None:
         self._frames: deque[tuple[T, ...]] = deque()
         self._arrived: asyncio.Future[None] | None = None
-        self._taken: asyncio.Future[None] | None = None
         self._reason: str | None = None
         self.messages = 0
         """Messages received and not yet taken."""
@@ -59,7 +58,6 @@ class Inbox(Generic[T]):
         if self._reason is None:
             self._reason = reason
         _wake(self._arrived)
-        _wake(self._taken)
 
     async def get(self) -> tuple[T, ...]:
         """The next frame. Raises `link_lost` with the reason of `end`."""
@@ -72,19 +70,9 @@ class Inbox(Generic[T]):
                 await self._arrived
             finally:
                 self._arrived = None
-        _wake(self._taken)
         frame = self._frames.popleft()
         self.messages -= len(frame)
         return frame
-
-    async def room(self, frames: int) -> None:
-        """Wait until fewer than `frames` are unread, or the end."""
-        while len(self._frames) >= frames and self._reason is None:
-            self._taken = asyncio.get_running_loop().create_future()
-            try:
-                await self._taken
-            finally:
-                self._taken = None
 
 
 def _wake(waiter: "asyncio.Future[None] | None") -> None:

@@ -20,12 +20,6 @@ def server_credentials(tls: TlsSettings) -> grpc.ServerCredentials | None:
     return None if pem is None else _Renewed(tls, pem).credentials()
 
 
-def channel_credentials(tls: TlsSettings) -> grpc.ChannelCredentials | None:
-    """Credentials for a `GrpcDialer`. Raises `bad_setting` for a file that cannot be read."""
-    pem = read_pem(tls)
-    return None if pem is None else grpc.ssl_channel_credentials(pem.authority, pem.private_key, pem.certificate)
-
-
 class _Renewed:
     """Asked at every handshake, by a thread of gRPC's."""
 

@@ -1,4 +1,4 @@
-"""The `Link` seam: what every implementation promises, over TCP, over gRPC and in memory."""
+"""The `Link` seam: what every implementation promises, over TCP and in memory."""
 
 import asyncio
 import signal

@@ -257,6 +257,7 @@ async def test_a_port_in_use_is_one_clear_sentence() -> None:
         router = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "router", *flags, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
         )
-        said, _ = await router.communicate()
+        async with asyncio.timeout(60.0):
+            said, _ = await router.communicate()
     assert router.returncode == 1
-    assert f"cannot listen on 127.0.0.1:{other.port}" in said.decode()
+    assert f"bad_setting: cannot listen on 127.0.0.1:{other.port}" in said.decode()

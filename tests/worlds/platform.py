@@ -1,4 +1,4 @@
-"""A whole platform in this process with nothing simulated: torch engines, gRPC links, KV over sockets and memory.
+"""A whole platform in this process with nothing simulated: torch engines, TCP links, KV over sockets and memory.
 
 Workers are the services that the worker processes run, under `run_service`; the router is the dispatcher and fleet
 of the router process, both without canaries, which would meet what a test has broken before its requests do. What a

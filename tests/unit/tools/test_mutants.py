@@ -46,3 +46,10 @@ def test_changed_lines_fail_where_it_is_sure_that_too_few_faults_were_noticed(
 
 def test_a_group_answers_for_lines_that_its_tests_do_not_run() -> None:
     assert sample.MutantTally(6, 2, 2).share == 0.6
+
+
+def test_every_pattern_of_a_group_names_a_file() -> None:
+    """A file that moves must not take its tests out of a sample without a word."""
+    patterns = [(group.name, pattern) for group in sample.groups() for pattern in (*group.files, *group.tests)]
+    assert len(patterns) > 50
+    assert [each for each in patterns if not any(ROOT.glob(each[1]))] == []

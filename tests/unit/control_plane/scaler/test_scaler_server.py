@@ -20,8 +20,8 @@ from control_plane.scaler.metric_cache import STALE_S, PoolName
 from protos import externalscaler_pb2 as wire
 from protos import externalscaler_pb2_grpc as stubs
 from tandem.core.errors import TandemError
-from tandem.process.grpc_tls import channel_credentials
 from tandem.process.system import SystemClock
+from tandem.process.tls import read_pem
 from tandem.process.tls_settings import TlsSettings
 from tests.unit.tandem.link.test_worker_tls import _certificates
 
@@ -294,7 +294,8 @@ def _paths(tls: TlsSettings) -> tuple[Path, Path, Path]:
 
 
 async def _is_active(server: ScalerServer, tls: TlsSettings | None) -> Any:
-    credentials = None if tls is None else channel_credentials(tls)
+    pem = None if tls is None else read_pem(tls)
+    credentials = pem and grpc.ssl_channel_credentials(pem.authority, pem.private_key, pem.certificate)
     target = f"127.0.0.1:{server.port}"
     opened = (
         grpc.aio.insecure_channel(target) if credentials is None else grpc.aio.secure_channel(target, credentials)

@@ -18,7 +18,7 @@ from tandem.link.protocol import Dialer, WorkerLink
 from tandem.link.queue import LinkLimits
 from tandem.link.servers import open_server
 from tandem.link.tcp_server import TcpLinkServer
-from tandem.process.grpc_tls import channel_credentials, server_credentials
+from tandem.process.grpc_tls import server_credentials
 from tandem.process.tls import client_context, server_context
 from tandem.process.tls_settings import TlsSettings
 
@@ -174,7 +174,7 @@ def test_certificates_that_are_no_good_are_a_bad_setting(tmp_path: Path) -> None
 def test_certificate_files_come_together_and_must_exist(tmp_path: Path) -> None:
     with pytest.raises(TandemError, match="belong together"):
         TlsSettings(certificate=tmp_path / "a")
-    for make in (server_credentials, channel_credentials, server_context, client_context):
+    for make in (server_credentials, server_context, client_context):
         with pytest.raises(TandemError, match="cannot be read"):
             make(TlsSettings(tmp_path / "a", tmp_path / "b", tmp_path / "c"))
         assert make(TlsSettings()) is None

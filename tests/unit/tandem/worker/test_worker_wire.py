@@ -1,4 +1,4 @@
-"""A prefill and a decode worker over real gRPC links and real KV transports: in one process, and as processes."""
+"""A prefill and a decode worker over real links and real KV transports: in one process, and as processes."""
 
 import asyncio
 import json
