@@ -299,7 +299,7 @@ async def test_pulls_in_a_row_share_a_connection_and_a_mapping(kind: str) -> Non
         for _ in range(5):
             *_, first = await s.events(s.request(names))
             assert isinstance(first, FirstTokens)
-        assert descriptors() == before
+        assert descriptors() <= before, "what earlier tests had left may go meanwhile"
         await asyncio.gather(*(s.events(s.request(names), 6 * n) for n in range(6)))
         assert mapped() <= maps
 
@@ -313,7 +313,7 @@ async def test_a_refused_pull_leaves_its_connection_fit_for_the_next(kind: str) 
         with pytest.raises(TandemError):
             await s.events(s.request(names, "no such lease"))
         assert len(await s.events(s.request(names))) == 4
-        assert descriptors() == before
+        assert descriptors() <= before, "what earlier tests had left may go meanwhile"
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -351,7 +351,8 @@ async def test_a_handshake_that_is_not_finished_is_cut_and_nothing_stays_open() 
                     with suppress(ConnectionError):
                         while await asyncio.get_running_loop().sock_recv(sock, 4096):
                             pass
-        await eventually(lambda: descriptors() == before)
+        # What earlier tests had left may go meanwhile.
+        await eventually(lambda: descriptors() <= before)
 
 
 def test_others_get_their_turn_on_the_loop_while_much_is_pulled() -> None:
