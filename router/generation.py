@@ -10,16 +10,16 @@ from typing import Protocol
 import msgspec
 
 from tandem.core.errors import TandemError
-from tandem.core.messages import Pin, TokenLogprob
-from tandem.core.request import Grammar, Sampling, Stopping
+from tandem.core.messages import Pin, SequenceOutput
+from tandem.core.request import RequestSpec
 from tandem.core.slo import UNBOUND, Slo
 from tandem.core.spans import TraceContext
 
 
-class Generation(msgspec.Struct, frozen=True, gc=False):
+class Generation(RequestSpec, frozen=True, kw_only=True, gc=False):
     """A request after validation, rendering and tokenizing.
 
-    `prompt` is packed uint32. `seed` is always set (drawn by the router when the client gave none). `trace` is
+    `seed` is always set (drawn by the router when the client gave none). `trace` is
     the context of the request's root span, whose id the front door has already drawn; `received` is
     `Clock.now()` when the request arrived, `received_wall` the same instant for span stamps.
     """
@@ -27,17 +27,12 @@ class Generation(msgspec.Struct, frozen=True, gc=False):
     request_id: str
     model: str
     tenant: str
-    tenant_salt: str
-    prompt: bytes
     n: int
     seed: int
-    sampling: Sampling
-    stopping: Stopping
     timeout_s: float
     received: float
     received_wall: float
     trace: TraceContext
-    priority: int = 0
     resume: bytes | None = None
     """The state that the front door of another router needs to continue the answer of a resumable request; None for
     other requests."""
@@ -47,14 +42,6 @@ class Generation(msgspec.Struct, frozen=True, gc=False):
     """The prompt is a prefix to be computed and kept."""
     avoid: tuple[tuple[str, int], ...] = ()
     """Incarnations (worker id, epoch) that may compute the request only if no other can."""
-    kv_bytes_max: int | None = None
-    """Bytes of KV that the tenant may hold in a worker's tiers; None sets no bound."""
-    grammar: Grammar | None = None
-    """The grammar that constrains the output."""
-    adapter: str = ""
-    """The LoRA adapter to compute with; empty for the bare model."""
-    special_text: bool = False
-    """Special tokens are wanted in the text too: some formats of tool calls are made of them."""
     beginning: str = ""
     """How the request's conversation began, the same for every turn; empty where the request is not part of one."""
     revision: str = ""
@@ -103,16 +90,7 @@ class Usage(msgspec.Struct, frozen=True, gc=False):
 class Sink(Protocol):
     """Receives what a generation yields, in order, exactly once. Exactly one of `done`, `failed` ends it."""
 
-    def output(
-        self,
-        sequence: int,
-        position: int,
-        tokens: tuple[int, ...],
-        text: str,
-        logprobs: tuple[TokenLogprob, ...],
-        finish: str | None,
-        stop_reason: str | int | None,
-    ) -> None:
+    def output(self, output: SequenceOutput) -> None:
         """The next accepted positions of one sequence; `finish` is set with its last."""
         ...
 

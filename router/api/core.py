@@ -27,6 +27,7 @@ from router.api.prompt_texts import PromptTexts
 from router.api.quota import Quotas
 from router.api.request_context import RequestContext, RequestRegistry
 from router.api.request_features import opened, request_features
+from router.api.request_spec import request_specs, salt_of
 from router.api.response import Answer, ApiResponse, ResponseCallbacks, ResponseEnd
 from router.api.resumption import ResumedStarter, encode_resume_context
 from router.api.settings import ApiSettings
@@ -46,8 +47,9 @@ from tandem.core.clock import Clock
 from tandem.core.deadlines import Deadlines
 from tandem.core.entropy import Entropy
 from tandem.core.errors import TandemError
-from tandem.core.kv import SALT_SEPARATOR, pack_tokens
+from tandem.core.kv import pack_tokens
 from tandem.core.metrics import Meter
+from tandem.core.request import spec_fields
 from tandem.core.slo import DEFAULT, Slo
 from tandem.core.spans import Recorder, Span
 
@@ -204,39 +206,29 @@ class ApiCore:
             arrival.speech = opened(wanted.speech, packed[0], renderer.token_bytes)
         arrival.parts = len(packed)
         self._ledger.tokenized(arrival, started, sum(map(len, packed)) // 4)
-        sampling = parameters.sampling(request, renderer.vocab_size, renderer.defaults)
-        begun = affinity_key(request)
+        specs = request_specs(request, packed, model, renderer, arrival.caller, wanted)
         seed = self.services.entropy.u64() if request.seed is None else request.seed & _U64
-        priority = arrival.caller.check_priority(request.priority)
+        resume = encode_resume_context(request, arrival.received_wall, arrival.speech)
+        begun = affinity_key(request)
         generations = tuple(
             Generation(
+                **spec_fields(spec),
                 request_id=arrival.part_id(number),
                 model=model.base,
                 tenant=arrival.caller.tenant,
-                tenant_salt=salt_of(arrival.caller, request.cache_salt),
-                prompt=prompt,
                 n=request.n or 1,
                 seed=seed,
-                sampling=sampling,
-                stopping=parameters.stopping(
-                    request, len(prompt) // 4, model.context_tokens, renderer.vocab_size, renderer.defaults
-                ),
                 timeout_s=timeout_s,
                 received=arrival.received,
                 received_wall=arrival.received_wall,
                 trace=arrival.trace,
-                priority=priority,
-                resume=encode_resume_context(request, arrival.received_wall, arrival.speech),
+                resume=resume,
                 cache_key=_cache_key(arrival.caller, request.cache_salt, request.prompt_cache_key),
-                kv_bytes_max=arrival.caller.quota.kv_bytes_max,
-                grammar=wanted.grammar,
-                adapter=model.name if model.parent else "",
-                special_text=wanted.special_text,
                 beginning=begun,
                 revision=revision_asked(request.model, model),
                 images=files,
             )
-            for number, prompt in enumerate(packed)
+            for number, spec in enumerate(specs)
         )
         if request.resumable:
             self._check_resumable(generations)
@@ -436,12 +428,6 @@ def prompt_bounds(model: ServedModel, within_s: float) -> Bounds:
 def _longest(models: Iterable[ServedModel]) -> int:
     """Tokens of the longest context."""
     return max((model.context_tokens for model in models), default=0)
-
-
-def salt_of(caller: Caller, cache_salt: str | None) -> str:
-    """The salt that keeps cached blocks apart: by tenant always, and within a tenant by the salt that the client asks
-    for. A tenant's own salt has no slash, so no choice of a client's reaches another tenant's blocks."""
-    return caller.tenant_salt if cache_salt is None else f"{caller.tenant_salt}{SALT_SEPARATOR}{cache_salt}"
 
 
 def _cache_key(caller: Caller, cache_salt: str | None, key: str | None) -> str:

@@ -13,7 +13,7 @@ from router.api.openai.answer import total
 from router.api.status import furthest_behind
 from router.generation import Generation, RequestStatus, Running, Sink, Usage
 from tandem.core.errors import TandemError
-from tandem.core.messages import TokenLogprob
+from tandem.core.messages import SequenceOutput
 
 PACE_EVERY: Final = 16
 """Gaps between tokens are measured after every so many tokens of a request's first sequence: often enough for a
@@ -55,16 +55,7 @@ class Part(ABC):
         """Tokens handed on so far."""
 
     @abstractmethod
-    def output(
-        self,
-        sequence: int,
-        position: int,
-        tokens: tuple[int, ...],
-        text: str,
-        logprobs: tuple[TokenLogprob, ...],
-        finish: str | None,
-        stop_reason: str | int | None,
-    ) -> None:
+    def output(self, output: SequenceOutput) -> None:
         """`router.generation.Sink.output`."""
 
     def done(self, usage: Usage) -> None:

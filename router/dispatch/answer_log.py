@@ -9,7 +9,7 @@ from typing import Final
 
 from router.generation import Generation, Sink, Usage
 from tandem.core.errors import TandemError
-from tandem.core.messages import SequenceOutput, TokenLogprob
+from tandem.core.messages import SequenceOutput
 
 _MERGED_TOKENS: Final = 256
 """Tokens of one sequence that a joining listener gets at once; it need not see them one by one."""
@@ -44,21 +44,10 @@ class AnswerLog:
 
     # ---- router.generation.Sink ----
 
-    def output(
-        self,
-        sequence: int,
-        position: int,
-        tokens: tuple[int, ...],
-        text: str,
-        logprobs: tuple[TokenLogprob, ...],
-        finish: str | None,
-        stop_reason: str | int | None,
-    ) -> None:
-        outputs = self._outputs[sequence]
-        offset = outputs[-1].offset + len(outputs[-1].text) if outputs else 0
-        outputs.append(SequenceOutput(0, sequence, position, tokens, text, offset, finish, stop_reason, logprobs))
+    def output(self, output: SequenceOutput) -> None:
+        self._outputs[output.sequence].append(output)
         if self._sink is not None:
-            self._sink.output(sequence, position, tokens, text, logprobs, finish, stop_reason)
+            self._sink.output(output)
 
     def done(self, usage: Usage) -> None:
         self._end = usage
@@ -95,9 +84,7 @@ class AnswerLog:
             before.failed(TandemError("taken_over", "the answer goes on over a newer connection"))
         for outputs, count in zip(self._outputs, after, strict=True):
             for one in _merged(output for output in outputs if output.position > count):
-                sink.output(
-                    one.sequence, one.position, one.tokens, one.text, one.logprobs, one.finish, one.stop_reason
-                )
+                sink.output(one)
         if isinstance(self._end, Usage):
             sink.done(self._end)
         elif self._end is not None:
@@ -123,18 +110,9 @@ class Beyond:
         self.done = sink.done
         self.failed = sink.failed
 
-    def output(
-        self,
-        sequence: int,
-        position: int,
-        tokens: tuple[int, ...],
-        text: str,
-        logprobs: tuple[TokenLogprob, ...],
-        finish: str | None,
-        stop_reason: str | int | None,
-    ) -> None:
-        if position > self._after[sequence]:
-            self._sink.output(sequence, position, tokens, text, logprobs, finish, stop_reason)
+    def output(self, output: SequenceOutput) -> None:
+        if output.position > self._after[output.sequence]:
+            self._sink.output(output)
 
 
 def _merged(outputs: Iterable[SequenceOutput]) -> Iterator[SequenceOutput]:

@@ -14,14 +14,10 @@ from tandem.core.messages import (
     AttemptResumed,
     Cancel,
     SequenceOutput,
-    TokenLogprob,
     WorkerCommand,
 )
 
-Deliver = Callable[
-    [int, int, tuple[int, ...], str, tuple[TokenLogprob, ...], str | None, str | int | None],
-    None,
-]
+Deliver = Callable[[SequenceOutput], None]
 
 _NOBODY: Final[Mapping[int, Positions]] = {}
 
@@ -127,7 +123,7 @@ class WorkerStream:
                 self.owner.mismatched(self, new)
                 return
         positions.moved_s = now
-        self._deliver(new.sequence, new.position, new.tokens, new.text, new.logprobs, new.finish, new.stop_reason)
+        self._deliver(new)
         if (self.watched or new.finish is not None) and self.live:
             self._prompt_done()
             self.owner.advanced(self, new)

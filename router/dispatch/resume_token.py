@@ -14,7 +14,7 @@ import msgspec
 
 from kv_transfer.tickets import Keyring, TicketKey
 from router.generation import Generation
-from tandem.core.request import Grammar, Sampling, Stopping
+from tandem.core.request import RequestSpec, spec_fields
 from tandem.core.spans import TraceContext
 
 _MAC_BYTES: Final = 32
@@ -23,30 +23,22 @@ _SEAL_LABEL: Final = b"tandem-resume-seal\x00"
 _LENGTH: Final = struct.Struct("<H")
 
 
-class ResumeToken(msgspec.Struct, frozen=True):
+class ResumeToken(RequestSpec, frozen=True, omit_defaults=False, kw_only=True):
     """The token that travels with every attempt of a resumable request. `cached_tokens` are the tokens that the
     attempt's placement counted on."""
 
     request_id: str
     model: str
     tenant: str
-    tenant_salt: str
-    prompt: bytes
     n: int
     seed: int
-    sampling: Sampling
-    stopping: Stopping
     timeout_s: float
     received_wall: float
     trace_id: str
     span_id: str
     sampled: bool
-    priority: int
     resume: bytes
     cached_tokens: int
-    grammar: Grammar | None = None
-    adapter: str = ""
-    special_text: bool = False
     revision: str = ""
     images: bytes = b""
     """`images_digest` of its images, which workers keep beside what is sealed."""
@@ -54,24 +46,17 @@ class ResumeToken(msgspec.Struct, frozen=True):
     def generation(self, received: float, images: tuple[bytes, ...] = ()) -> Generation:
         """The request again; `received` is when it arrived, on this router's clock."""
         return Generation(
+            **spec_fields(self),
             request_id=self.request_id,
             model=self.model,
             tenant=self.tenant,
-            tenant_salt=self.tenant_salt,
-            prompt=self.prompt,
             n=self.n,
             seed=self.seed,
-            sampling=self.sampling,
-            stopping=self.stopping,
             timeout_s=self.timeout_s,
             received=received,
             received_wall=self.received_wall,
             trace=TraceContext(self.trace_id, self.span_id, self.sampled),
-            priority=self.priority,
             resume=self.resume,
-            grammar=self.grammar,
-            adapter=self.adapter,
-            special_text=self.special_text,
             revision=self.revision,
             images=images,
         )
@@ -97,26 +82,19 @@ def encode_resume_token(keyring: Keyring, generation: Generation, cached_tokens:
     assert generation.resume is not None, "only resumable requests are sealed"
     body = _ENCODE(
         ResumeToken(
+            **spec_fields(generation),
             request_id=generation.request_id,
             model=generation.model,
             tenant=generation.tenant,
-            tenant_salt=generation.tenant_salt,
-            prompt=generation.prompt,
             n=generation.n,
             seed=generation.seed,
-            sampling=generation.sampling,
-            stopping=generation.stopping,
             timeout_s=generation.timeout_s,
             received_wall=generation.received_wall,
             trace_id=generation.trace.trace_id,
             span_id=generation.trace.span_id,
             sampled=generation.trace.sampled,
-            priority=generation.priority,
             resume=generation.resume,
             cached_tokens=cached_tokens,
-            grammar=generation.grammar,
-            adapter=generation.adapter,
-            special_text=generation.special_text,
             revision=generation.revision,
             images=images_digest(generation.images),
         )

@@ -76,7 +76,7 @@ class Sequences:
             positions = self.positions.get(output.sequence)
             new = positions.accept(output) if positions is not None else None
             if isinstance(new, SequenceOutput):
-                deliver(new.sequence, new.position, new.tokens, new.text, new.logprobs, new.finish, new.stop_reason)
+                deliver(new)
 
     def unfinished(self) -> list[Positions]:
         return [each for each in self._all if each.finish is None]

@@ -12,7 +12,7 @@ from router.fleet.orphaned_holders import OrphanedHolder
 from router.fleet.peer import Peer
 from router.generation import Generation
 from tandem.core.messages import Export, RemoteKv, SequenceOutput, Source, Submit
-from tandem.core.request import ChildRequest
+from tandem.core.request import ChildRequest, spec_fields
 from tandem.core.spans import TraceContext
 
 
@@ -132,17 +132,13 @@ def _submit(
     sources: tuple[Source, ...] = (),
 ) -> Submit:
     return Submit(
+        **spec_fields(generation),
         handle=leg.handle,
         request_id=generation.request_id,
         attempt=attempt.number,
         mode=mode,
-        prompt=generation.prompt,
         branches=branches,
-        sampling=generation.sampling,
-        stopping=generation.stopping,
         deadline_s=left_s,
-        tenant_salt=generation.tenant_salt,
-        priority=generation.priority,
         remote=remote,
         export=export,
         traceparent=traceparent,
@@ -150,11 +146,7 @@ def _submit(
         resume_key=keep.key,
         kept=keep.kept,
         pin=generation.pin if mode != "decode" else None,
-        kv_bytes_max=generation.kv_bytes_max,
         sources=sources,
-        grammar=generation.grammar,
-        adapter=generation.adapter,
-        special_text=generation.special_text,
         images=generation.images,
         confirm_recompute=mode == "decode",
     )

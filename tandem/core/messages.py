@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 
 from tandem.core.kv import Layout
-from tandem.core.request import ChildRequest, Grammar, Sampling, Stopping
+from tandem.core.request import ChildRequest, RequestSpec
 from tandem.core.spans import Span
 
 PROTOCOL_VERSION: Final = 2
@@ -68,7 +68,7 @@ class Export(msgspec.Struct, frozen=True, gc=False):
     lease_s: float
 
 
-class Submit(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+class Submit(RequestSpec, frozen=True, omit_defaults=True, gc=False):
     """Run one attempt of a request.
 
     mode `prefill`: compute prompt and forced tokens, sample the next position of every branch, export the
@@ -81,13 +81,8 @@ class Submit(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     request_id: str
     attempt: int
     mode: str
-    prompt: bytes
     branches: tuple[ChildRequest, ...]
-    sampling: Sampling
-    stopping: Stopping
     deadline_s: float
-    tenant_salt: str = ""
-    priority: int = 0
     remote: RemoteKv | None = None
     export: Export | None = None
     traceparent: str = ""
@@ -105,14 +100,6 @@ class Submit(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Other holders of leading blocks of the prompt, the cheapest first."""
     pin: Pin | None = None
     """The prompt's blocks are to be kept when they have been computed."""
-    kv_bytes_max: int | None = None
-    """Bytes that the tenant may have in the worker's tiers; None sets no bound."""
-    grammar: Grammar | None = None
-    """The grammar that the output must follow; only for workers whose `Hello.features` has `grammar`."""
-    adapter: str = ""
-    """Name of the LoRA adapter to compute with, one of `Hello.adapters`."""
-    special_text: bool = False
-    """Special tokens are part of the text."""
     images: tuple[bytes, ...] = ()
     """Files of the images that the prompt has places for; only with mode `local`, for workers whose `Hello.features`
     has `images`."""

@@ -1,6 +1,13 @@
-"""A request once it is token ids: how to sample, when to stop, which branches (n > 1) to run."""
+"""A request once it is token ids: what to compute, how to sample, when to stop, which branches (n > 1) to run."""
+
+import math
+from collections.abc import Iterator
+from typing import Any, Final
 
 import msgspec
+
+_TOP_MAX: Final = 1024
+"""The most alternatives that may be reported beside a token."""
 
 
 class Sampling(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
@@ -32,6 +39,22 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
         """Whether drawing depends on earlier tokens and not only on the logits."""
         return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1.0)
 
+    def out_of_bounds(self) -> Iterator[str]:
+        """The names of the fields whose value no engine can sample by. Tokens are not looked at: which there are is
+        the model's."""
+        bounded = (
+            ("temperature", 0.0 <= self.temperature < math.inf),
+            ("top_p", 0.0 < self.top_p <= 1.0),
+            ("top_k", self.top_k >= 0),
+            ("min_p", 0.0 <= self.min_p <= 1.0),
+            ("presence_penalty", math.isfinite(self.presence_penalty)),
+            ("frequency_penalty", math.isfinite(self.frequency_penalty)),
+            ("repetition_penalty", 0.0 < self.repetition_penalty < math.inf),
+            ("logprobs", 0 <= (self.logprobs or 0) <= _TOP_MAX),
+            ("prompt_logprobs", 0 <= (self.prompt_logprobs or 0) <= _TOP_MAX),
+        )
+        return (name for name, holds in bounded if not holds)
+
 
 class Stopping(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """The conditions that end a sequence. Token counts are output tokens, forced ones included."""
@@ -55,6 +78,40 @@ class Grammar(msgspec.Struct, frozen=True, omit_defaults=True):
 
     kind: str
     text: str = ""
+
+
+class RequestSpec(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, gc=False):
+    """What is to be computed for a request: the same on every worker, in every attempt and on every router.
+
+    Whatever carries a request extends it and adds its own: the router's `Generation` and the sealed `ResumeToken`,
+    `Submit` on a link, the engine's `EngineRequest`. A field that is declared here reaches all of them, without being
+    named on the way (`spec_fields`).
+    """
+
+    prompt: bytes
+    """Packed uint32 token ids (`tandem.core.kv.pack_tokens`)."""
+    sampling: Sampling
+    stopping: Stopping
+    tenant_salt: str = ""
+    """What keeps the tenant's cached blocks apart from those of others."""
+    priority: int = 0
+    """Requests with a higher one go first."""
+    kv_bytes_max: int | None = None
+    """Bytes of KV that the tenant may hold in a worker's tiers; None sets no bound."""
+    grammar: Grammar | None = None
+    """The grammar that the output must follow; only for engines whose `EngineInfo.features` has `grammar`."""
+    adapter: str = ""
+    """Name of the LoRA adapter to compute with; empty for the bare model."""
+    special_text: bool = False
+    """Special tokens are wanted in the text too: some formats of tool calls are made of them."""
+
+
+def spec_fields(spec: RequestSpec) -> dict[str, Any]:
+    """The fields of a `RequestSpec` by name, to build another kind of one from."""
+    return {name: getattr(spec, name) for name in _SPEC_FIELDS}
+
+
+_SPEC_FIELDS: Final = RequestSpec.__struct_fields__
 
 
 class ChildRequest(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):

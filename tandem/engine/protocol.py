@@ -12,7 +12,7 @@ import msgspec
 
 from tandem.core.kv import Handle, Layout
 from tandem.core.messages import Adapter, Load, TokenLogprob
-from tandem.core.request import ChildRequest, Grammar, Sampling, Stopping
+from tandem.core.request import ChildRequest, RequestSpec
 from tandem.engine.counts import ExpertBalance, Speculation
 
 
@@ -45,32 +45,25 @@ class EngineInfo:
     """The most sequences that the engine computes in one step; 0 when the engine does not report it."""
 
 
-@dataclass(frozen=True)
-class EngineRequest:
+class EngineRequest(RequestSpec, frozen=True, kw_only=True, gc=False):
     """One attempt of one request, as the engine sees it. `work_id` is unique for the life of the engine.
 
     mode: `prefill` (compute, sample the next position of each branch, keep the blocks under `lease_id`),
     `decode` (blocks are fetched; the next position is given by `provide_first` or, after `sample_first`,
-    drawn here), `local` (everything here). `deadline` is on the engine's clock. `root` includes the tenant.
+    drawn here), `local` (everything here). `deadline` is on the engine's clock. `root` includes the tenant and the
+    content hash of the adapter.
     """
 
     work_id: int
     mode: str
-    prompt: bytes
     branches: tuple[ChildRequest, ...]
-    sampling: Sampling
-    stopping: Stopping
     root: bytes
     deadline: float
-    priority: int = 0
     lease_id: str = ""
     lease_s: float = 0.0
     private: bool = False
     """Whether the request's blocks get no public name: they are in no event, snapshot or prefix cache, and free when
     it is over."""
-    grammar: Grammar | None = None
-    adapter: str = ""
-    """Name of the LoRA adapter to compute with; `root` includes its content hash."""
     images: tuple[bytes, ...] = ()
     """The files of the images that the prompt has places for. A request with images is `local` and `private`."""
 

@@ -19,6 +19,7 @@ from tandem.core.messages import (
     StepOutputs,
     Submit,
 )
+from tandem.core.request import spec_fields
 from tandem.engine.protocol import EngineRequest, FirstTokens, RequestStats, StepReport
 from tandem.worker.attempt_resume import AttemptResume, transferred
 from tandem.worker.attempt_spans import SpanMaker, Stamp
@@ -314,22 +315,17 @@ class AttemptManager:
         submit = attempt.submit
         export = submit.export if submit.mode == "prefill" else None
         return EngineRequest(
+            **spec_fields(submit),
             work_id=attempt.work_id,
             mode=submit.mode,
-            prompt=submit.prompt,
             branches=submit.branches,
-            sampling=submit.sampling,
-            stopping=submit.stopping,
             root=tenant_root(adapter_root(self._root, self._adapter_hash(submit)), submit.tenant_salt),
             deadline=attempt.submitted + min(submit.deadline_s, self._total_s),
-            priority=submit.priority,
             lease_id=export.lease_id if export is not None else "",
             lease_s=export.lease_s if export is not None else 0.0,
             # A prompt whose tokens are scored is computed whole: nothing cached may take the place of a step. Tokens
             # that stand for images do not say for which: no name that follows from them is right.
             private=submit.canary or submit.sampling.prompt_logprobs is not None or bool(submit.images),
-            grammar=submit.grammar,
-            adapter=submit.adapter,
             images=submit.images,
         )
 

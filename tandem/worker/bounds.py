@@ -17,8 +17,6 @@ from tandem.engine.protocol import EngineInfo
 _SEQUENCE_MAX: Final = 1 << 20
 """The numbers of an attempt's sequences are below this."""
 _BRANCHES_MAX: Final = 1024
-_TOP_MAX: Final = 1024
-"""Alternatives to a token."""
 _U64: Final = 1 << 64
 _STEP_MAX_S: Final = 3600.0
 _RECORD_BYTES_MAX: Final = 1 << 20
@@ -97,18 +95,8 @@ def _of_branches(branches: tuple[ChildRequest, ...], info: EngineInfo) -> Iterat
 
 
 def _of_sampling(sampling: Sampling, info: EngineInfo) -> Iterator[Problem]:
-    bounded = (
-        ("temperature", 0.0 <= sampling.temperature < math.inf),
-        ("top_p", 0.0 < sampling.top_p <= 1.0),
-        ("top_k", sampling.top_k >= 0),
-        ("min_p", 0.0 <= sampling.min_p <= 1.0),
-        ("presence_penalty", math.isfinite(sampling.presence_penalty)),
-        ("frequency_penalty", math.isfinite(sampling.frequency_penalty)),
-        ("repetition_penalty", 0.0 < sampling.repetition_penalty < math.inf),
-        ("logprobs", 0 <= (sampling.logprobs or 0) <= _TOP_MAX),
-        ("prompt_logprobs", 0 <= (sampling.prompt_logprobs or 0) <= _TOP_MAX),
-    )
-    yield from ((name, f"{getattr(sampling, name)} is out of its bounds") for name, holds in bounded if not holds)
+    for name in sampling.out_of_bounds():
+        yield name, f"{getattr(sampling, name)} is out of its bounds"
     if sampling.logit_bias:
         yield from _unknown_tokens("logit_bias", (token for token, _ in sampling.logit_bias), info)
         if not all(math.isfinite(bias) for _, bias in sampling.logit_bias):

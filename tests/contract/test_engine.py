@@ -105,14 +105,14 @@ class Driven:
         number = next(_NUMBERS)
         self.engine.submit(
             EngineRequest(
-                number,
-                mode,
-                pack_tokens([token for token in prompt for _ in range(self.stretch)]),
-                branches,
-                sampling,
-                Stopping(max_tokens, ignore_eos=True),
-                self.root,
-                SystemClock().now() + (LIMIT_S if within_s is None else within_s),
+                work_id=number,
+                mode=mode,
+                prompt=pack_tokens([token for token in prompt for _ in range(self.stretch)]),
+                branches=branches,
+                sampling=sampling,
+                stopping=Stopping(max_tokens, ignore_eos=True),
+                root=self.root,
+                deadline=SystemClock().now() + (LIMIT_S if within_s is None else within_s),
                 lease_id=(lease or f"lease-{number}") if mode == "prefill" else "",
                 lease_s=30.0,
             )

@@ -20,6 +20,7 @@ from tandem.core.errors import TandemError
 from tandem.core.kv import unpack_tokens
 from tests.worlds.front_server import Served, serving
 from tests.worlds.front_stage import CONTEXT, MODEL, Script, silent
+from tests.worlds.outputs import said
 
 
 @pytest.fixture
@@ -113,8 +114,8 @@ async def test_parameters_that_are_zero_are_not_taken_for_unset(served: Served) 
 
 async def test_what_ended_a_sequence_is_told() -> None:
     def play(generation: Generation, sink: Sink) -> None:
-        sink.output(0, 1, (1,), "a", (), "stop", "STOP")
-        sink.output(1, 1, (2,), "b", (), "stop", 99)
+        sink.output(said(0, 1, (1,), "a", (), "stop", "STOP"))
+        sink.output(said(1, 1, (2,), "b", (), "stop", 99))
         sink.done(Usage(1, 2, 0))
 
     async with serving(Script(play)) as served:
@@ -260,7 +261,7 @@ async def test_messages_count_with_the_bodies_in_hand() -> None:
 
 async def test_an_error_in_mid_stream_follows_what_was_sent() -> None:
     def play(generation: Generation, sink: Sink) -> None:
-        sink.output(0, 1, (1,), "word", (), None, None)
+        sink.output(said(0, 1, (1,), "word"))
         sink.failed(TandemError("deadline_exceeded", "too late"))
 
     async with (
@@ -281,7 +282,7 @@ async def test_closing_the_call_cancels_the_request() -> None:
     ):
         call = stub(channel).Generate(request())
         await eventually(lambda: served.script.started)
-        served.script.only.sink.output(0, 1, (1,), "word", (), None, None)
+        served.script.only.sink.output(said(0, 1, (1,), "word"))
         assert (await call.read()).text == "word"
         call.cancel()
         await eventually(lambda: served.script.only.cancelled)
@@ -297,7 +298,7 @@ async def test_a_client_that_does_not_read_is_ended() -> None:
         call = stub(channel).Generate(request())
         await eventually(lambda: served.script.started)
         for position in range(1, 500):
-            served.script.only.sink.output(0, position, (1,), "word" * 1000, (), None, None)
+            served.script.only.sink.output(said(0, position, (1,), "word" * 1000))
         await eventually(lambda: served.script.only.cancelled)
         assert served.script.only.cancelled == "slow_client"
         with pytest.raises(grpc.aio.AioRpcError) as failed:

@@ -19,6 +19,7 @@ from router.http_server.response_writer import ResponseWriterLimits
 from tandem.core.errors import TandemError
 from tests.worlds.front_server import Served, serving
 from tests.worlds.front_stage import CONTEXT, MODEL, Script, silent
+from tests.worlds.outputs import said
 
 HI: list[ChatCompletionMessageParam] = [{"role": "user", "content": "hi"}]
 
@@ -82,8 +83,8 @@ async def test_chat_stream(served: Served) -> None:
 
 async def test_the_accumulating_stream_helper() -> None:
     def play(generation: Generation, sink: Sink) -> None:
-        sink.output(0, 1, (1,), "Hello", (), None, None)
-        sink.output(0, 2, (2,), " 0", (), "stop", None)
+        sink.output(said(0, 1, (1,), "Hello"))
+        sink.output(said(0, 2, (2,), " 0", (), "stop"))
         sink.done(Usage(19, 2, 0))
 
     async with serving(Script(play)) as served, client(served) as api:
@@ -179,7 +180,7 @@ async def test_keys_are_checked(tmp_path: Path) -> None:
 
 async def test_an_error_in_mid_stream_raises_in_the_client() -> None:
     def play(generation: Generation, sink: Sink) -> None:
-        sink.output(0, 1, (1,), "word", (), None, None)
+        sink.output(said(0, 1, (1,), "word"))
         sink.failed(TandemError("worker_lost", "both are gone"))
 
     async with serving(Script(play)) as served, client(served) as api:
@@ -201,7 +202,7 @@ async def test_closing_a_stream_cancels_the_request() -> None:
         async with asyncio.TaskGroup() as group:
             group.create_task(read_one())
             await eventually(lambda: served.script.started)
-            served.script.only.sink.output(0, 1, (1,), "word", (), None, None)
+            served.script.only.sink.output(said(0, 1, (1,), "word"))
         await eventually(lambda: served.script.only.cancelled)
         assert served.door.open_requests == 0
 
@@ -232,7 +233,7 @@ async def test_a_client_that_does_not_read_is_cut_off_and_others_are_served() ->
             await eventually(lambda: served.script.started)
             sink = served.script.only.sink
             for position in range(1, 4000):
-                sink.output(0, position, (1,), "word" * 1000, (), None, None)
+                sink.output(said(0, position, (1,), "word" * 1000))
             await eventually(lambda: served.script.only.cancelled)
             assert served.script.only.cancelled == "slow_client"
             async with httpx.AsyncClient() as http:

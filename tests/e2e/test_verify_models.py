@@ -58,7 +58,7 @@ class EngineScript(Script):
         prompt = unpack_tokens(generation.prompt)
         answer = await self._engine.ask(Ask("", prompt, generation.stopping, generation.sampling))
         (said,) = answer.sequences
-        sink.output(0, 1, said.tokens, said.text, said.logprobs, said.finish, said.stop_reason)
+        sink.output(said(0, 1, said.tokens, said.text, said.logprobs, said.finish, said.stop_reason))
         sink.done(Usage(len(prompt), len(said.tokens), 0))
 
 

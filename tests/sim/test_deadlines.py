@@ -20,7 +20,7 @@ from tandem.apps.simulation.trace import Trace
 from tandem.core.deadlines import Deadlines
 from tandem.core.errors import TandemError
 from tandem.core.kv import pack_tokens
-from tandem.core.messages import Export, Ping, Submit, TokenLogprob
+from tandem.core.messages import Export, Ping, SequenceOutput, Submit
 from tandem.core.request import ChildRequest, Sampling, Stopping
 from tandem.core.spans import TraceContext
 from tandem.engine.scheduler.plan import Step, StepResult
@@ -47,18 +47,9 @@ class Heard:
     ended_s: float = 0.0
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def output(
-        self,
-        sequence: int,
-        position: int,
-        tokens: tuple[int, ...],
-        text: str,
-        logprobs: tuple[TokenLogprob, ...],
-        finish: str | None,
-        stop_reason: str | int | None,
-    ) -> None:
+    def output(self, output: SequenceOutput) -> None:
         self.times.append(self.now() - self.began)
-        self.positions.extend(range(position, position + len(tokens)))
+        self.positions.extend(range(output.position, output.position + len(output.tokens)))
 
     def done(self, usage: Usage) -> None:
         self.usage = usage
@@ -421,7 +412,17 @@ def test_a_worker_ends_what_its_router_does_not(deadline_s: float, total_s: floa
         prompt = pack_tokens(list(range(300, 400)))
         stopping = Stopping(max_tokens=3000, ignore_eos=True)
         link.tokens.send(
-            Submit(1, "x", 1, "local", prompt, (ChildRequest(0, 1),), Sampling(), stopping, deadline_s=deadline_s)
+            Submit(
+                handle=1,
+                request_id="x",
+                attempt=1,
+                mode="local",
+                prompt=prompt,
+                branches=(ChildRequest(0, 1),),
+                sampling=Sampling(),
+                stopping=stopping,
+                deadline_s=deadline_s,
+            )
         )
         await asyncio.sleep(0.5)
         while stalled.platform.held() is not None:

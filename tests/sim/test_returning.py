@@ -71,7 +71,7 @@ def repeating(log: AnswerLog, sink: Sink, after: tuple[int, ...]) -> None:
     log._listener = log._sink = sink
     for outputs in log._outputs:
         for one in outputs:
-            sink.output(one.sequence, one.position, one.tokens, one.text, one.logprobs, one.finish, one.stop_reason)
+            sink.output(one)
 
 
 def endless(holding: ResumableAttempts, now: float) -> tuple[()]:

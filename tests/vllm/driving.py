@@ -35,14 +35,14 @@ def work(
     """A work of mode `local`. Only a grammar's end ends it early, unless `stopping` says otherwise."""
     ends = () if grammar is None else (END,)
     return EngineRequest(
-        next(_NUMBERS),
-        "local",
-        pack_tokens(prompt),
-        branches,
-        sampling,
-        stopping or Stopping(max_tokens, stop_token_ids=ends, ignore_eos=True),
-        root,
-        SystemClock().now() + LIMIT_S,
+        work_id=next(_NUMBERS),
+        mode="local",
+        prompt=pack_tokens(prompt),
+        branches=branches,
+        sampling=sampling,
+        stopping=stopping or Stopping(max_tokens, stop_token_ids=ends, ignore_eos=True),
+        root=root,
+        deadline=SystemClock().now() + LIMIT_S,
         grammar=grammar,
         private=private,
         adapter=adapter,

@@ -106,14 +106,14 @@ class StagedEngine:
         self._next += 1
         self._roots[self._next] = root
         work = EngineRequest(
-            self._next,
-            mode,
-            pack_tokens(prompt),
-            (ChildRequest(0, 1),),
-            Sampling(temperature=0.0),
-            Stopping(64, ignore_eos=True),
-            root,
-            SystemClock().now() + within_s,
+            work_id=self._next,
+            mode=mode,
+            prompt=pack_tokens(prompt),
+            branches=(ChildRequest(0, 1),),
+            sampling=Sampling(temperature=0.0),
+            stopping=Stopping(64, ignore_eos=True),
+            root=root,
+            deadline=SystemClock().now() + within_s,
             lease_id=f"lease-{self._next}" if mode == "prefill" else "",
             lease_s=30.0,
         )

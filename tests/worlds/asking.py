@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from router.generation import Generation, Usage
 from tandem.core.errors import TandemError
 from tandem.core.kv import pack_tokens
-from tandem.core.messages import TokenLogprob
+from tandem.core.messages import SequenceOutput, TokenLogprob
 from tandem.core.request import Sampling, Stopping
 from tandem.core.spans import TraceContext
 
@@ -91,23 +91,15 @@ class Listener:
     def tokens(self) -> int:
         return sum(len(each.tokens) for each in self._heard)
 
-    def output(
-        self,
-        sequence: int,
-        position: int,
-        tokens: tuple[int, ...],
-        text: str,
-        logprobs: tuple[TokenLogprob, ...],
-        finish: str | None,
-        stop_reason: str | int | None,
-    ) -> None:
-        heard = self._heard[sequence]
-        if self.ended.is_set() or heard.finish is not None or position != len(heard.tokens) + 1:
-            self._broken.append(f"sequence {sequence}: position {position} after {len(heard.tokens)} tokens")
-        heard.tokens.extend(tokens)
-        heard.text.append(text)
-        heard.logprobs.extend(logprobs)
-        heard.finish, heard.stop_reason = finish, stop_reason
+    def output(self, output: SequenceOutput) -> None:
+        heard = self._heard[output.sequence]
+        if self.ended.is_set() or heard.finish is not None or output.position != len(heard.tokens) + 1:
+            where = f"position {output.position} after {len(heard.tokens)} tokens"
+            self._broken.append(f"sequence {output.sequence}: {where}")
+        heard.tokens.extend(output.tokens)
+        heard.text.append(output.text)
+        heard.logprobs.extend(output.logprobs)
+        heard.finish, heard.stop_reason = output.finish, output.stop_reason
         self._on_output(self.tokens)
 
     def done(self, usage: Usage) -> None:

@@ -83,12 +83,20 @@ class RealWorker:
         mode = "prefill" if job.prefill_only else "decode" if job.handed_over else "local"
         self.scheduler.submit(
             EngineRequest(
-                work_id, mode, self._prompt(job), (ChildRequest(0, 1),), Sampling(),
-                Stopping(request.output_tokens, ignore_eos=True), ROOT, 1e9, request.priority,
-                lease_id=str(work_id) if job.prefill_only else "", lease_s=_LEASE_S,
+                work_id=work_id,
+                mode=mode,
+                prompt=self._prompt(job),
+                branches=(ChildRequest(0, 1),),
+                sampling=Sampling(),
+                stopping=Stopping(request.output_tokens, ignore_eos=True),
+                root=ROOT,
+                deadline=1e9,
+                priority=request.priority,
+                lease_id=str(work_id) if job.prefill_only else "",
+                lease_s=_LEASE_S,
             ),
             now,
-        )  # fmt: skip
+        )
         self.wake(now)
 
     def prompt_ready(self, job: WorkerRequest, now: float) -> None:

@@ -19,6 +19,7 @@ from tandem.core.errors import TandemError
 from tandem.core.messages import Alternative, TokenLogprob
 from tandem.process.metrics import PrometheusMeter
 from tandem.process.telemetry import RingRecorder
+from tests.worlds.outputs import said
 
 MODEL = "tiny"
 CONTEXT = 100
@@ -57,9 +58,9 @@ def two_words(generation: Generation, sink: Sink) -> None:
     """Every sequence says two tokens, `Hello` and its number, and ends with `length`."""
     wanted = generation.sampling.logprobs
     for sequence in range(generation.n):
-        sink.output(sequence, 1, (72,), "Hello", logprobs(wanted, 72), None, None)
+        sink.output(said(sequence, 1, (72,), "Hello", logprobs(wanted, 72), None))
     for sequence in range(generation.n):
-        sink.output(sequence, 2, (48 + sequence,), f" {sequence}", logprobs(wanted, 48), "length", None)
+        sink.output(said(sequence, 2, (48 + sequence,), f" {sequence}", logprobs(wanted, 48), "length", offset=5))
     sink.done(Usage(generation.prompt_tokens, 2 * generation.n, 1))
 
 

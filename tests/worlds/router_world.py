@@ -42,7 +42,6 @@ from tandem.core.messages import (
     SequenceOutput,
     StepOutputs,
     Submit,
-    TokenLogprob,
     Transferred,
     WorkerCommand,
 )
@@ -401,23 +400,14 @@ class Client:
         self.ended = asyncio.Event()
         self.on_output: Callable[[], None] | None = None
 
-    def output(
-        self,
-        sequence: int,
-        position: int,
-        tokens: tuple[int, ...],
-        text: str,
-        logprobs: tuple[TokenLogprob, ...],
-        finish: str | None,
-        stop_reason: str | int | None,
-    ) -> None:
+    def output(self, output: SequenceOutput) -> None:
         assert not self.ended.is_set(), "output after the end"
-        assert sequence not in self.finish, "output after the finish"
-        assert position == len(self.tokens[sequence]) + 1, "positions are not consecutive"
-        self.tokens[sequence].extend(tokens)
-        self.text[sequence] += text
-        if finish is not None:
-            self.finish[sequence] = finish
+        assert output.sequence not in self.finish, "output after the finish"
+        assert output.position == len(self.tokens[output.sequence]) + 1, "positions are not consecutive"
+        self.tokens[output.sequence].extend(output.tokens)
+        self.text[output.sequence] += output.text
+        if output.finish is not None:
+            self.finish[output.sequence] = output.finish
         if self.on_output is not None:
             self.on_output()
 

@@ -125,17 +125,17 @@ class Harness:
     ) -> int:
         self._next += 1
         work = EngineRequest(
-            self._next,
-            mode,
-            pack_tokens(prompt),
-            branches,
-            sampling or Sampling(),
-            Stopping(max_tokens, **stopping),  # type: ignore[arg-type]
-            ROOT,
-            deadline,
-            priority,
-            f"lease-{self._next}" if mode == "prefill" else "",
-            lease_s,
+            work_id=self._next,
+            mode=mode,
+            prompt=pack_tokens(prompt),
+            branches=branches,
+            sampling=sampling or Sampling(),
+            stopping=Stopping(max_tokens, **stopping),  # type: ignore[arg-type]
+            root=ROOT,
+            deadline=deadline,
+            priority=priority,
+            lease_id=f"lease-{self._next}" if mode == "prefill" else "",
+            lease_s=lease_s,
             private=private,
         )
         self.scheduler.submit(work, self.now)

@@ -148,9 +148,19 @@ class StageWorld:
         lease = f"lease-{self._next}" if mode == "prefill" else ""
         deadline = SystemClock().now() + within_s
         work = EngineRequest(
-            self._next, mode, pack_tokens(prompt), branches, Sampling(), Stopping(16), ROOT, deadline,
-            lease_id=lease, lease_s=5.0, private=private, priority=priority,
-        )  # fmt: skip
+            work_id=self._next,
+            mode=mode,
+            prompt=pack_tokens(prompt),
+            branches=branches,
+            sampling=Sampling(),
+            stopping=Stopping(16),
+            root=ROOT,
+            deadline=deadline,
+            lease_id=lease,
+            lease_s=5.0,
+            private=private,
+            priority=priority,
+        )
         self.stage.open(work, save)
         return self._next
 

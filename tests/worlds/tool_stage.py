@@ -15,6 +15,7 @@ from tandem.core.clock import Clock
 from tandem.model.directory import ModelDirectory, open_model
 from tests.worlds.chat_models import Family, tokenizer_of, write_files
 from tests.worlds.front_stage import MODEL, Play, Script
+from tests.worlds.outputs import said
 
 TOOLS_TEMPLATE = """
 {%- if tools %}
@@ -67,7 +68,7 @@ def saying(*pieces: str, finish: str = "stop") -> Play:
         for position, piece in enumerate(pieces, 1):
             for sequence in range(generation.n):
                 last = finish if position == len(pieces) else None
-                sink.output(sequence, position, (65,), piece, (), last, None)
+                sink.output(said(sequence, position, (65,), piece, (), last))
         sink.done(Usage(generation.prompt_tokens, len(pieces) * generation.n, 0))
 
     return play

@@ -7,9 +7,10 @@ from collections.abc import Callable
 from router.api.response import PACE_EVERY, ApiResponse, Part
 from router.generation import Usage
 from tandem.core.errors import TandemError
-from tandem.core.messages import TokenLogprob
+from tandem.core.messages import SequenceOutput
 
-EncodeChunk = Callable[[int, tuple[int, ...], str, tuple[TokenLogprob, ...], str | None, str | int | None], bytes]
+EncodeChunk = Callable[[int, SequenceOutput], bytes]
+"""Encodes an output under the index of its sequence in the answer."""
 
 
 class ChunkStream:
@@ -107,18 +108,9 @@ class _ChunkPart(Part):
         self._stream = stream
         self._encode = encode
 
-    def output(
-        self,
-        sequence: int,
-        position: int,
-        tokens: tuple[int, ...],
-        text: str,
-        logprobs: tuple[TokenLogprob, ...],
-        finish: str | None,
-        stop_reason: str | int | None,
-    ) -> None:
-        self.delivered += len(tokens)
+    def output(self, output: SequenceOutput) -> None:
+        self.delivered += len(output.tokens)
         self.exchange.first_output()
-        if position % PACE_EVERY < 2:
-            self.exchange.pace(self.base + sequence, position)
-        self._stream.push(self._encode(self.base + sequence, tokens, text, logprobs, finish, stop_reason))
+        if output.position % PACE_EVERY < 2:
+            self.exchange.pace(self.base + output.sequence, output.position)
+        self._stream.push(self._encode(self.base + output.sequence, output))

@@ -2,18 +2,18 @@
 
 from collections.abc import Callable, Sequence
 
+import msgspec
+
 from router.api.grpc.chunk_stream import ChunkStream
 from router.api.parsed_output import GenerationParser
 from router.api.parsers.delta import ParsedDelta
 from router.api.parsers.output import OutputParser
 from router.api.response import PACE_EVERY, ApiResponse, Part
 from router.generation import Usage
-from tandem.core.messages import TokenLogprob
+from tandem.core.messages import SequenceOutput
 
-EncodeDelta = Callable[
-    [int, tuple[int, ...], ParsedDelta, tuple[TokenLogprob, ...], str | None, str | int | None],
-    bytes,
-]
+EncodeDelta = Callable[[SequenceOutput, ParsedDelta], bytes]
+"""Encodes an output whose text was parsed as the delta."""
 
 
 class ParsedChunks(ChunkStream):
@@ -59,23 +59,16 @@ class _ParsedChunkPart(Part):
         self._hearing = hearing
         self._encode = encode
 
-    def output(
-        self,
-        sequence: int,
-        position: int,
-        tokens: tuple[int, ...],
-        text: str,
-        logprobs: tuple[TokenLogprob, ...],
-        finish: str | None,
-        stop_reason: str | int | None,
-    ) -> None:
-        heard = self._hearing.hear(sequence, position, len(tokens), text, finish)
+    def output(self, output: SequenceOutput) -> None:
+        heard = self._hearing.hear(output.sequence, output.position, len(output.tokens), output.text, output.finish)
         if heard is None:
             return
         skipped = heard.skipped
-        self.delivered += len(tokens) - skipped
+        self.delivered += len(output.tokens) - skipped
         self.exchange.first_output()
-        if position % PACE_EVERY < 2:
-            self.exchange.pace(sequence, position)
-        said, drawn = heard.said, logprobs[skipped:]
-        self._stream.push(self._encode(sequence, tokens[skipped:], said, drawn, heard.finish, stop_reason))
+        if output.position % PACE_EVERY < 2:
+            self.exchange.pace(output.sequence, output.position)
+        rest = msgspec.structs.replace(
+            output, tokens=output.tokens[skipped:], logprobs=output.logprobs[skipped:], finish=heard.finish
+        )
+        self._stream.push(self._encode(rest, heard.said))

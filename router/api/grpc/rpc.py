@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
@@ -14,39 +13,15 @@ from router.api.openai.schema import ChatRequest, CompletionRequest
 from router.api.parsers.delta import ParsedDelta
 from router.generation import ServedModel, Usage
 from tandem.core.errors import TandemError
-from tandem.core.messages import TokenLogprob
+from tandem.core.messages import SequenceOutput
 
 SERVICE: Final = "tandem.v1.Inference"
 
-_OPTIONAL: Final = (
-    "max_tokens",
-    "min_tokens",
-    "n",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "seed",
-    "ignore_eos",
-    "timeout",
-    "priority",
+_APART: Final = frozenset(("logprobs", "structure"))
+"""Parameters whose form is another than in the REST interface."""
+_OPTIONAL: Final = tuple(
+    field.name for field in pb.Parameters.DESCRIPTOR.fields if field.has_presence and field.name not in _APART
 )
-_OPTIONAL_TEXTS: Final = ("prompt_cache_key", "cache_salt")
-
-
-@dataclass(frozen=True)
-class ChunkParts:
-    """The content of one chunk of the answer."""
-
-    index: int
-    tokens: tuple[int, ...]
-    text: str
-    logprobs: tuple[TokenLogprob, ...]
-    finish: str | None
-    stop_reason: str | int | None
 
 
 def decode_generate(raw: bytes) -> ChatRequest | CompletionRequest:
@@ -90,9 +65,8 @@ def decode_resume(raw: bytes) -> tuple[str, tuple[int, ...]]:
 def _parameters(parameters: pb.Parameters) -> dict[str, Any]:
     values: dict[str, Any] = {name: getattr(parameters, name) for name in _OPTIONAL if parameters.HasField(name)}
     for name, value in (*values.items(), *(("logit_bias", bias) for bias in parameters.logit_bias.values())):
-        if not math.isfinite(value):
+        if isinstance(value, float) and not math.isfinite(value):
             raise TandemError("invalid_request", f"{name} must be a finite number", param=name)
-    values |= {name: getattr(parameters, name) for name in _OPTIONAL_TEXTS if parameters.HasField(name)}
     if parameters.HasField("structure"):
         values["structured_outputs"] = _structure(parameters.structure)
     if parameters.logit_bias:
@@ -166,23 +140,27 @@ def _structure(structure: pb.Structure) -> dict[str, Any]:
 
 
 def encode_chunk(
-    request_id: str, parts: ChunkParts, positions: Sequence[int] = (), said: ParsedDelta | None = None
+    request_id: str,
+    index: int,
+    output: SequenceOutput,
+    positions: Sequence[int] = (),
+    said: ParsedDelta | None = None,
 ) -> bytes:
-    """Encode a chunk with tokens; `positions` are for a resumable request, `said` is what its text was parsed as."""
-    chunk = pb.GenerateChunk(
-        request_id=request_id, index=parts.index, tokens=parts.tokens, text=parts.text, positions=positions
-    )
-    if parts.finish is not None:
-        chunk.finish_reason = parts.finish
-    if isinstance(parts.stop_reason, str):
-        chunk.stop_string = parts.stop_reason
-    elif parts.stop_reason is not None:
-        chunk.stop_token = parts.stop_reason
+    """Encode a chunk with tokens of the answer's sequence `index`; `positions` are for a resumable request, `said` is
+    what its text was parsed as."""
+    text = output.text if said is None else said.content
+    chunk = pb.GenerateChunk(request_id=request_id, index=index, tokens=output.tokens, text=text, positions=positions)
+    if output.finish is not None:
+        chunk.finish_reason = output.finish
+    if isinstance(output.stop_reason, str):
+        chunk.stop_string = output.stop_reason
+    elif output.stop_reason is not None:
+        chunk.stop_token = output.stop_reason
     if said is not None:
         chunk.reasoning = said.reasoning
         for call in said.calls:
             chunk.tool_calls.add(index=call.index, id=call.id, name=call.name, arguments=call.arguments)
-    for entry in parts.logprobs:
+    for entry in output.logprobs:
         top = [pb.Alternative(token=other.token, logprob=other.logprob) for other in entry.top]
         chunk.logprobs.add(logprob=entry.logprob, top=top)
     return bytes(chunk.SerializeToString())

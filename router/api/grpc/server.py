@@ -23,6 +23,7 @@ from router.api.response import ApiResponse
 from router.api.resumption import ResumedStarter, decode_resume_context, source_of
 from router.generation import Generation, Usage
 from tandem.core.errors import TandemError
+from tandem.core.messages import SequenceOutput
 
 ERROR_METADATA: Final = "tandem-error-bin"
 _HANDSHAKE_MS: Final = 10_000
@@ -208,19 +209,17 @@ class _Call:
             self._patience = None
             exchange.abandon("the client closed the call")
 
-    def _encode(self, *parts: Any) -> bytes:
-        return rpc.encode_chunk(self._request_id, rpc.ChunkParts(*parts))
+    def _encode(self, index: int, output: SequenceOutput) -> bytes:
+        return rpc.encode_chunk(self._request_id, index, output)
 
-    def _encode_with_place(self, *parts: Any) -> bytes:
-        shown = rpc.ChunkParts(*parts)
-        self._positions[shown.index] += len(shown.tokens)
-        return rpc.encode_chunk(self._request_id, shown, self._positions)
+    def _encode_with_place(self, index: int, output: SequenceOutput) -> bytes:
+        self._positions[index] += len(output.tokens)
+        return rpc.encode_chunk(self._request_id, index, output, self._positions)
 
-    def _encode_delta(self, index: int, tokens: tuple[int, ...], said: ParsedDelta, *rest: Any) -> bytes:
+    def _encode_delta(self, output: SequenceOutput, said: ParsedDelta) -> bytes:
         if self._positions:
-            self._positions[index] += len(tokens)
-        parts = rpc.ChunkParts(index, tokens, said.content, *rest)
-        return rpc.encode_chunk(self._request_id, parts, self._positions, said)
+            self._positions[output.sequence] += len(output.tokens)
+        return rpc.encode_chunk(self._request_id, output.sequence, output, self._positions, said)
 
     def _too_slow(self) -> None:
         """The client does not read, so a write in progress will not end by itself."""

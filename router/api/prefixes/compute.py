@@ -13,7 +13,7 @@ from router.api.request_context import RequestContext
 from router.api.response import ApiResponse, Part
 from router.generation import Generation, Usage
 from tandem.core.errors import TandemError
-from tandem.core.messages import TokenLogprob
+from tandem.core.messages import SequenceOutput
 
 
 async def run_on_one(door: ApiCore, arrival: RequestContext, generation: Generation) -> Usage:
@@ -73,15 +73,6 @@ class _Unread(Part):
 
     __slots__ = ()
 
-    def output(
-        self,
-        sequence: int,
-        position: int,
-        tokens: tuple[int, ...],
-        text: str,
-        logprobs: tuple[TokenLogprob, ...],
-        finish: str | None,
-        stop_reason: str | int | None,
-    ) -> None:
-        self.delivered += len(tokens)
+    def output(self, output: SequenceOutput) -> None:
+        self.delivered += len(output.tokens)
         self.exchange.first_output()

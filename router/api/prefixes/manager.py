@@ -6,13 +6,14 @@ from typing import Final
 import msgspec
 
 from router.api.auth import Caller
-from router.api.core import ApiCore, prompt_bounds, salt_of
+from router.api.core import ApiCore, prompt_bounds
 from router.api.openai.answer import total, usage_object
 from router.api.prefixes.compute import run_beside, run_on_one
 from router.api.prefixes.pinned import Prefix, Prefixes, QuotaReservation
 from router.api.prefixes.request import PrefixRequest, show
 from router.api.prefixes.text import prefix_tokens
 from router.api.request_context import RequestContext
+from router.api.request_spec import salt_of
 from router.generation import BlockShape, Generation, PinnedPrefixes, PrefixReplica, ServedModel, Usage
 from tandem.core.errors import TandemError
 from tandem.core.messages import Pin

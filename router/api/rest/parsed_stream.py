@@ -9,7 +9,7 @@ from router.api.rest.resumable_sse import ResumableAnswer
 from router.api.rest.sse import StreamedAnswer
 from router.api.resumption import place_bytes
 from router.http_server.response_writer import Header, ResponseWriter
-from tandem.core.messages import TokenLogprob
+from tandem.core.messages import SequenceOutput
 
 
 class ParsedStream(StreamedAnswer):
@@ -73,31 +73,22 @@ class _ParsedPart(Part):
         self._hearing = GenerationParser(form.output_parser, self.base, (0,) * sequences)
         self._begun = [False] * sequences
 
-    def output(
-        self,
-        sequence: int,
-        position: int,
-        tokens: tuple[int, ...],
-        text: str,
-        logprobs: tuple[TokenLogprob, ...],
-        finish: str | None,
-        stop_reason: str | int | None,
-    ) -> None:
+    def output(self, output: SequenceOutput) -> None:
         if self.exchange.ended:
             return
-        index, body = self.base + sequence, b""
-        self.delivered += len(tokens)
-        if position % PACE_EVERY < 2:
-            self.exchange.pace(index, position)
-        if not self._begun[sequence]:
-            self._begun[sequence] = True
+        index, body = self.base + output.sequence, b""
+        self.delivered += len(output.tokens)
+        if output.position % PACE_EVERY < 2:
+            self.exchange.pace(index, output.position)
+        if not self._begun[output.sequence]:
+            self._begun[output.sequence] = True
             self.exchange.first_output()
             self._answer.begin()
             body = self._form.opening(index)
-        heard = self._hearing.hear(sequence, position, len(tokens), text, finish)
+        heard = self._hearing.hear(output.sequence, output.position, len(output.tokens), output.text, output.finish)
         if heard is not None:
-            shown = self._form.logprobs(tokens, logprobs, 0) if logprobs else None
-            body += self._form.said(index, heard.said, shown, heard.finish, stop_reason)
+            shown = self._form.logprobs(output.tokens, output.logprobs, 0) if output.logprobs else None
+            body += self._form.said(index, heard.said, shown, heard.finish, output.stop_reason)
         if body:
             self._outlet.write(body)
 
@@ -121,29 +112,22 @@ class _ResumableParsedPart(Part):
         self._positions = positions
         self._hearing = GenerationParser(form.output_parser, 0, tuple(positions), tuple(chars))
 
-    def output(
-        self,
-        sequence: int,
-        position: int,
-        tokens: tuple[int, ...],
-        text: str,
-        logprobs: tuple[TokenLogprob, ...],
-        finish: str | None,
-        stop_reason: str | int | None,
-    ) -> None:
+    def output(self, output: SequenceOutput) -> None:
         if self.exchange.ended:
             return
-        heard = self._hearing.hear(sequence, position, len(tokens), text, finish)
+        heard = self._hearing.hear(output.sequence, output.position, len(output.tokens), output.text, output.finish)
         if heard is None:
             return
-        self.delivered += len(tokens) - heard.skipped
-        if position % PACE_EVERY < 2:
-            self.exchange.pace(sequence, position)
-        events = self._numbered(self._form.opening(sequence)) if position == 1 and not heard.skipped else b""
-        self._positions[sequence] = position + len(tokens) - 1
-        drawn = logprobs[heard.skipped :]
-        shown = self._form.logprobs(tokens[heard.skipped :], drawn, 0) if drawn else None
-        events += self._numbered(self._form.said(sequence, heard.said, shown, heard.finish, stop_reason))
+        self.delivered += len(output.tokens) - heard.skipped
+        if output.position % PACE_EVERY < 2:
+            self.exchange.pace(output.sequence, output.position)
+        sequence, events = output.sequence, b""
+        if output.position == 1 and not heard.skipped:
+            events = self._numbered(self._form.opening(sequence))
+        self._positions[sequence] = output.position + len(output.tokens) - 1
+        drawn = output.logprobs[heard.skipped :]
+        shown = self._form.logprobs(output.tokens[heard.skipped :], drawn, 0) if drawn else None
+        events += self._numbered(self._form.said(sequence, heard.said, shown, heard.finish, output.stop_reason))
         self.exchange.first_output()
         self._answer.begin()
         if events:

@@ -12,7 +12,7 @@ from router.api.resumption import place_bytes
 from router.generation import Usage
 from router.http_server.response_writer import Header, ResponseWriter
 from tandem.core.errors import TandemError
-from tandem.core.messages import TokenLogprob
+from tandem.core.messages import SequenceOutput
 
 _encode = msgspec.json.Encoder().encode
 
@@ -39,7 +39,7 @@ class ResumableAnswer(StreamedAnswer):
 
     def part(self, exchange: ApiResponse, number: int) -> Part:
         assert number == 0, "a resumable request has one prompt"
-        return _ResumablePart(self, exchange, self._form, self._positions, self._chars)
+        return _ResumablePart(self, exchange, self._form, self._positions)
 
     def write(self, event: bytes) -> None:
         """Send events, now or with the others that are gathered."""
@@ -81,42 +81,30 @@ class _ResumablePart(Part):
     """The sink of the generation. A sequence's opening event carries the id of what was sent before it, so that it is
     not mistaken for the sequence's first token."""
 
-    __slots__ = ("_answer", "_chars", "_form", "_heads", "_positions", "_tail")
+    __slots__ = ("_answer", "_form", "_heads", "_positions", "_tail")
 
-    def __init__(
-        self, answer: ResumableAnswer, exchange: ApiResponse, form: Format, positions: list[int], chars: list[int]
-    ) -> None:
+    def __init__(self, answer: ResumableAnswer, exchange: ApiResponse, form: Format, positions: list[int]) -> None:
         super().__init__(exchange, 0, len(positions))
         self._answer = answer
         self._form = form
         self._positions = positions
-        self._chars = chars
         self._heads = [form.head(sequence) for sequence in range(len(positions))]
         self._tail = form.tail
 
-    def output(
-        self,
-        sequence: int,
-        position: int,
-        tokens: tuple[int, ...],
-        text: str,
-        logprobs: tuple[TokenLogprob, ...],
-        finish: str | None,
-        stop_reason: str | int | None,
-    ) -> None:
+    def output(self, output: SequenceOutput) -> None:
         if self.exchange.ended:
             return
-        self.delivered += len(tokens)
-        if position % PACE_EVERY < 2:
-            self.exchange.pace(sequence, position)
-        events = self._opening(sequence) if position == 1 else b""
-        self._positions[sequence] = position + len(tokens) - 1
-        if logprobs or finish is not None:
-            shown = self._form.logprobs(tokens, logprobs, self._chars[sequence]) if logprobs else None
-            events += self._id() + self._form.piece(sequence, text, shown, finish, stop_reason)
+        self.delivered += len(output.tokens)
+        if output.position % PACE_EVERY < 2:
+            self.exchange.pace(output.sequence, output.position)
+        sequence, text, drawn = output.sequence, output.text, output.logprobs
+        events = self._opening(sequence) if output.position == 1 else b""
+        self._positions[sequence] = output.position + len(output.tokens) - 1
+        if drawn or output.finish is not None:
+            shown = self._form.logprobs(output.tokens, drawn, output.offset) if drawn else None
+            events += self._id() + self._form.piece(sequence, text, shown, output.finish, output.stop_reason)
         elif text:
             events += self._id() + self._heads[sequence] + _encode(text) + self._tail
-        self._chars[sequence] += len(text)
         self.exchange.first_output()
         self._answer.begin()
         if events:

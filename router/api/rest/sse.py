@@ -11,7 +11,7 @@ from router.api.response import PACE_EVERY, ApiResponse, Part
 from router.generation import Usage
 from router.http_server.response_writer import Header, ResponseWriter
 from tandem.core.errors import TandemError
-from tandem.core.messages import TokenLogprob
+from tandem.core.messages import SequenceOutput, TokenLogprob
 
 _encode: Final = msgspec.json.Encoder().encode
 _JSON: Final = (b"content-type", b"application/json")
@@ -75,7 +75,7 @@ class StreamedAnswer:
 class _StreamedPart(Part):
     """The sink of one generation of a stream: every output is one event, written in the same call."""
 
-    __slots__ = ("_answer", "_form", "_heads", "_offsets", "_outlet", "_tail")
+    __slots__ = ("_answer", "_form", "_heads", "_outlet", "_tail")
 
     def __init__(
         self,
@@ -94,53 +94,35 @@ class _StreamedPart(Part):
         """The bytes before the text of each sequence; empty until its first event. A stream is visited once per step,
         when nothing of it is left in the processor's cache: the fewer objects a token needs, the better."""
         self._tail = form.tail
-        self._offsets = [0] * sequences
 
-    def output(
-        self,
-        sequence: int,
-        position: int,
-        tokens: tuple[int, ...],
-        text: str,
-        logprobs: tuple[TokenLogprob, ...],
-        finish: str | None,
-        stop_reason: str | int | None,
-    ) -> None:
-        self.delivered += len(tokens)
-        if position % PACE_EVERY < 2:
-            self.exchange.pace(self.base + sequence, position)
-        head = self._heads[sequence]
-        if head and finish is None and text and not logprobs:
-            body, wire = head + _encode(text) + self._tail, self._outlet.wire
+    def output(self, output: SequenceOutput) -> None:
+        self.delivered += len(output.tokens)
+        if output.position % PACE_EVERY < 2:
+            self.exchange.pace(self.base + output.sequence, output.position)
+        head = self._heads[output.sequence]
+        if head and output.finish is None and output.text and not output.logprobs:
+            body, wire = head + _encode(output.text) + self._tail, self._outlet.wire
             if wire is None or not wire.write(body):
                 self._outlet.write_on(body)
         else:
-            self._more_than_text(sequence, tokens, text, logprobs, finish, stop_reason)
+            self._more_than_text(output)
 
-    def _more_than_text(
-        self,
-        sequence: int,
-        tokens: tuple[int, ...],
-        text: str,
-        logprobs: tuple[TokenLogprob, ...],
-        finish: str | None,
-        stop_reason: str | int | None,
-    ) -> None:
+    def _more_than_text(self, output: SequenceOutput) -> None:
         if self.exchange.ended:
             return
-        index = self.base + sequence
+        index = self.base + output.sequence
         body = b""
-        if not self._heads[sequence]:
-            self._heads[sequence] = self._form.head(index)
+        if not self._heads[output.sequence]:
+            self._heads[output.sequence] = self._form.head(index)
             self.exchange.first_output()
             self._answer.begin()
             body = self._form.opening(index)
-        if logprobs or finish is not None:
-            shown = self._form.logprobs(tokens, logprobs, self._offsets[sequence]) if logprobs else None
-            body += self._form.piece(index, text, shown, finish, stop_reason)
-        elif text:
-            body += self._heads[sequence] + _encode(text) + self._tail
-        self._offsets[sequence] += len(text)
+        if output.logprobs or output.finish is not None:
+            drawn = output.logprobs
+            shown = self._form.logprobs(output.tokens, drawn, output.offset) if drawn else None
+            body += self._form.piece(index, output.text, shown, output.finish, output.stop_reason)
+        elif output.text:
+            body += self._heads[output.sequence] + _encode(output.text) + self._tail
         if body:
             self._outlet.write(body)
 
@@ -188,27 +170,18 @@ class _CollectedPart(Part):
         super().__init__(exchange, number, sequences)
         self._collected = [_Collected([], [], []) for _ in range(sequences)]
 
-    def output(
-        self,
-        sequence: int,
-        position: int,
-        tokens: tuple[int, ...],
-        text: str,
-        logprobs: tuple[TokenLogprob, ...],
-        finish: str | None,
-        stop_reason: str | int | None,
-    ) -> None:
-        self.delivered += len(tokens)
-        if position % PACE_EVERY < 2:
-            self.exchange.pace(self.base + sequence, position)
-        collected = self._collected[sequence]
+    def output(self, output: SequenceOutput) -> None:
+        self.delivered += len(output.tokens)
+        if output.position % PACE_EVERY < 2:
+            self.exchange.pace(self.base + output.sequence, output.position)
+        collected = self._collected[output.sequence]
         if not collected.tokens:
             self.exchange.first_output()
-        collected.texts.append(text)
-        collected.tokens.extend(tokens)
-        collected.logprobs.extend(logprobs)
-        if finish is not None:
-            collected.finish, collected.stop_reason = finish, stop_reason
+        collected.texts.append(output.text)
+        collected.tokens.extend(output.tokens)
+        collected.logprobs.extend(output.logprobs)
+        if output.finish is not None:
+            collected.finish, collected.stop_reason = output.finish, output.stop_reason
 
     def choices(self) -> list[Choice]:
         """The sequences in order."""

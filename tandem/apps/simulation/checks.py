@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from router.generation import Usage
 from tandem.apps.simulation.truth import Truth
 from tandem.core.errors import TandemError
-from tandem.core.messages import TokenLogprob
+from tandem.core.messages import SequenceOutput
 
 
 class Violation(AssertionError):
@@ -63,31 +63,22 @@ class CheckingSink:
         self.broken: Callable[[Violation], None] = _raise
         """Told of a broken promise. The world notes it and stops; raising here would blame the router's tasks."""
 
-    def output(
-        self,
-        sequence: int,
-        position: int,
-        tokens: tuple[int, ...],
-        text: str,
-        logprobs: tuple[TokenLogprob, ...],
-        finish: str | None,
-        stop_reason: str | int | None,
-    ) -> None:
+    def output(self, output: SequenceOutput) -> None:
         if self.outcome.end == "disconnected":
             return
-        seen, truth = self._seen[sequence], self._truths[sequence]
+        seen, truth = self._seen[output.sequence], self._truths[output.sequence]
         came = len(seen.tokens)
         # Asked for every token: what is wrong is only worded when something is.
-        if self.outcome.end != "running" or seen.finish is not None or position != came + 1:
-            self._misplaced(sequence, position, seen)
-        seen.tokens.extend(tokens)
-        seen.text.append(text)
-        if truth.tokens[came : came + len(tokens)] != tokens:
+        if self.outcome.end != "running" or seen.finish is not None or output.position != came + 1:
+            self._misplaced(output.sequence, output.position, seen)
+        seen.tokens.extend(output.tokens)
+        seen.text.append(output.text)
+        if truth.tokens[came : came + len(output.tokens)] != output.tokens:
             wrong = _first_difference(seen.tokens, truth.tokens) + 1
-            self._expect(False, f"sequence {sequence} wrong tokens from position {wrong}")
-        self._note_time(len(tokens))
-        if finish is not None:
-            self._finish(seen, truth, sequence, finish)
+            self._expect(False, f"sequence {output.sequence} wrong tokens from position {wrong}")
+        self._note_time(len(output.tokens))
+        if output.finish is not None:
+            self._finish(seen, truth, output.sequence, output.finish)
 
     def _misplaced(self, sequence: int, position: int, seen: _Seen) -> None:
         self._expect(self.outcome.end == "running", f"output after the end ({self.outcome.end})")

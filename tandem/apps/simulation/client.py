@@ -20,7 +20,7 @@ from tandem.apps.simulation.watch import Broken
 from tandem.core.clock import Clock
 from tandem.core.entropy import SeededEntropy
 from tandem.core.errors import TandemError
-from tandem.core.messages import TokenLogprob
+from tandem.core.messages import SequenceOutput
 from tandem.core.spans import TraceContext
 
 _LATE_S = 0.05
@@ -50,18 +50,10 @@ class TracingSink(CheckingSink):
         super().__init__(request.request_id, ground.oracle.truths[request.request_id], now, now())
         self._note = ground.trace.note
 
-    def output(
-        self,
-        sequence: int,
-        position: int,
-        tokens: tuple[int, ...],
-        text: str,
-        logprobs: tuple[TokenLogprob, ...],
-        finish: str | None,
-        stop_reason: str | int | None,
-    ) -> None:
-        self._note(self.outcome.request_id, f"{sequence} {position} {tokens} {text!r} {finish or ''}")
-        super().output(sequence, position, tokens, text, logprobs, finish, stop_reason)
+    def output(self, output: SequenceOutput) -> None:
+        told = f"{output.sequence} {output.position} {output.tokens} {output.text!r} {output.finish or ''}"
+        self._note(self.outcome.request_id, told)
+        super().output(output)
 
     def _end(self, end: str, error: str) -> None:
         self._note(self.outcome.request_id, f"ended: {end} {error} {self.outcome.reason}")

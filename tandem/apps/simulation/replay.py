@@ -18,7 +18,7 @@ from tandem.apps.simulation.platform import Platform, Shape
 from tandem.apps.simulation.quiet import quiet_logs
 from tandem.core.entropy import SeededEntropy
 from tandem.core.errors import TandemError
-from tandem.core.messages import TokenLogprob
+from tandem.core.messages import SequenceOutput
 from tandem.core.request import Sampling, Stopping
 from tandem.core.spans import NullRecorder, TraceContext
 
@@ -191,18 +191,9 @@ class _MeasuringSink:
         self._last = 0.0
         self._ended = ended
 
-    def output(
-        self,
-        sequence: int,
-        position: int,
-        tokens: tuple[int, ...],
-        text: str,
-        logprobs: tuple[TokenLogprob, ...],
-        finish: str | None,
-        stop_reason: str | int | None,
-    ) -> None:
+    def output(self, output: SequenceOutput) -> None:
         now = self._now()
-        if position == 1:
+        if output.position == 1:
             self._tally.ttft_s.append(now - self._asked)
         else:
             self._tally.gaps_s.append(now - self._last)

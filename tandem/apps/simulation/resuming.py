@@ -15,7 +15,7 @@ from tandem.apps.simulation.routers import Routers
 from tandem.apps.simulation.traffic import SimRequest
 from tandem.core.clock import Clock
 from tandem.core.errors import TandemError
-from tandem.core.messages import TokenLogprob
+from tandem.core.messages import SequenceOutput
 
 _RETRY_S: Final = 0.3
 _LATE_S: Final = 3.0
@@ -32,18 +32,9 @@ class Connection:
         self._sink = sink
         self.broken = asyncio.Event()
 
-    def output(
-        self,
-        sequence: int,
-        position: int,
-        tokens: tuple[int, ...],
-        text: str,
-        logprobs: tuple[TokenLogprob, ...],
-        finish: str | None,
-        stop_reason: str | int | None,
-    ) -> None:
+    def output(self, output: SequenceOutput) -> None:
         if not self.broken.is_set():
-            self._sink.output(sequence, position, tokens, text, logprobs, finish, stop_reason)
+            self._sink.output(output)
 
     def done(self, usage: Usage) -> None:
         if not self.broken.is_set():

@@ -11,7 +11,7 @@ from typing import Final
 from router.generation import Sink, Usage
 from router.http_server.response_writer import Connection, Message, ResponseWriter, ResponseWriterLimits
 from tandem.core.errors import TandemError
-from tandem.core.messages import TokenLogprob
+from tandem.core.messages import SequenceOutput
 
 LIMITS: Final = ResponseWriterLimits(buffer_bytes=2048, stall_s=1.5, farewell_s=0.5)
 EVENT_BYTES: Final = 64
@@ -41,22 +41,13 @@ class StallingClient:
 
     # -- the router's side --
 
-    def output(
-        self,
-        sequence: int,
-        position: int,
-        tokens: tuple[int, ...],
-        text: str,
-        logprobs: tuple[TokenLogprob, ...],
-        finish: str | None,
-        stop_reason: str | int | None,
-    ) -> None:
-        told = (sequence, position, tokens, text, logprobs, finish, stop_reason)
+    def output(self, output: SequenceOutput) -> None:
+
         self._outputs += 1
         if self._outputs == self._after:
             self._reading = False
             asyncio.get_running_loop().call_later(self._for_s, self._read_on)
-        self._outlet.write(self._event(lambda: self._client.output(*told)))
+        self._outlet.write(self._event(lambda: self._client.output(output)))
 
     def done(self, usage: Usage) -> None:
         self._outlet.end(self._event(lambda: self._last(lambda: self._client.done(usage))))

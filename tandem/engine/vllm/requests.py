@@ -8,7 +8,7 @@ the known tokens again, one per step.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
@@ -115,7 +115,7 @@ def as_prompted(work: EngineRequest) -> EngineRequest:
     """The work as vLLM and the stage see it: its prompt is what vLLM gets, and nothing is forced."""
     prompt = work.prompt if draws_again(work) else work.prompt + pack_tokens(work.branches[0].forced)
     branches = tuple(msgspec.structs.replace(branch, forced=()) for branch in work.branches)
-    return replace(work, prompt=prompt, branches=branches)
+    return msgspec.structs.replace(work, prompt=prompt, branches=branches)
 
 
 def refuse_under_speculation(work: EngineRequest, runner: RunnerKind) -> None:
@@ -191,7 +191,7 @@ def with_images(work: EngineRequest, found: Expanded, context_tokens: int) -> En
     stopping, prompt = work.stopping, len(found.prompt) // 4
     if stopping.fills and prompt < context_tokens:
         stopping = msgspec.structs.replace(stopping, max_tokens=min(stopping.max_tokens, context_tokens - prompt))
-    return replace(work, prompt=found.prompt, stopping=stopping)
+    return msgspec.structs.replace(work, prompt=found.prompt, stopping=stopping)
 
 
 def scores_prompt(work: EngineRequest, branch: ChildRequest) -> bool:

@@ -55,7 +55,17 @@ def planned(bounds: SchedulerSettings, asked: Sequence[Asked]) -> list[Chunks]:
                 tokens = pack_tokens([300 + number] * prompt)
                 branches, stopping = (ChildRequest(0, 1),), Stopping(output, ignore_eos=True)
                 scheduler.submit(
-                    EngineRequest(number, "local", tokens, branches, Sampling(), stopping, ROOT, 1e9), float(at)
+                    EngineRequest(
+                        work_id=number,
+                        mode="local",
+                        prompt=tokens,
+                        branches=branches,
+                        sampling=Sampling(),
+                        stopping=stopping,
+                        root=ROOT,
+                        deadline=1e9,
+                    ),
+                    float(at),
                 )
         step, _ = scheduler.plan(float(at))
         assert step is not None

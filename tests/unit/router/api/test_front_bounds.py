@@ -18,6 +18,7 @@ from router.http_server.server import HttpServer
 from tandem.apps.simulation.loop import VirtualLoop, run
 from tandem.core.errors import TandemError
 from tests.worlds.front_stage import Script, Stage, chat_body, on_stage, silent, until
+from tests.worlds.outputs import said
 
 
 def test_bodies_in_hand_are_bounded_over_all_clients() -> None:
@@ -59,7 +60,7 @@ def test_a_body_that_drips_is_given_up_however_steadily_it_comes() -> None:
 
 def test_a_stream_that_nobody_ends_is_ended_here_with_an_error_event() -> None:
     def one_word(_generation: Generation, sink: Sink) -> None:
-        sink.output(0, 1, (72,), "Hello", (), None, None)
+        sink.output(said(0, 1, (72,), "Hello"))
 
     async def test(stage: Stage) -> None:
         answer = await stage.chat(stream=True, timeout=3)

@@ -10,13 +10,14 @@ from router.generation import Generation, Sink, Usage
 from router.http_server.response_writer import ResponseWriterLimits
 from tandem.core.errors import TandemError
 from tests.worlds.front_stage import MODEL, Script, Stage, chat_body, on_stage, silent, until
+from tests.worlds.outputs import said
 
 CHAT = "/v1/chat/completions"
 STREAM = msgspec.json.encode(chat_body(stream=True))
 
 
 def say(sink: Sink, position: int, text: str = "word") -> None:
-    sink.output(0, position, (position,), text, (), None, None)
+    sink.output(said(0, position, (position,), text))
 
 
 def test_an_error_in_mid_stream_is_an_event_and_not_a_silent_end() -> None:
@@ -173,7 +174,7 @@ def test_an_answer_that_ended_while_the_client_did_not_read_is_whole_when_it_rea
             client.reads.clear()
             for position in range(2, 5):
                 say(sink, position, f" {position}")
-            sink.output(0, 5, (1,), " 5", (), "stop", None)
+            sink.output(said(0, 5, (1,), " 5", (), "stop"))
             sink.done(Usage(3, 5, 0))
             await asyncio.sleep(31.0)
             client.reads.set()
@@ -197,7 +198,7 @@ def test_an_answer_that_ends_in_the_turn_in_which_the_client_becomes_too_slow_is
             client.reads.clear()
             for position in range(2, 40):
                 say(sink, position, f" {position}")
-            sink.output(0, 40, (1,), " 40", (), "stop", None)
+            sink.output(said(0, 40, (1,), " 40", (), "stop"))
             sink.done(Usage(3, 40, 0))
             await asyncio.sleep(1.0)
             client.reads.set()

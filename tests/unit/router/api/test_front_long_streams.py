@@ -5,16 +5,17 @@ from pathlib import Path
 from router.api.auth import load_keys
 from router.generation import Generation, Sink, Usage
 from tests.worlds.front_stage import Script, Stage, chat_body, logprobs, on_stage
+from tests.worlds.outputs import Speaker, said
 
 PIECES = ("Once", " upon", " a", " time", ".")
 
 
 def pieces(generation: Generation, sink: Sink) -> None:
     """Five tokens in five chunks."""
-    wanted = generation.sampling.logprobs
+    wanted, speaker = generation.sampling.logprobs, Speaker(sink)
     for position, piece in enumerate(PIECES, 1):
         finish = "length" if position == len(PIECES) else None
-        sink.output(0, position, (64 + position,), piece, logprobs(wanted, 64 + position), finish, None)
+        speaker.say(0, position, (64 + position,), piece, logprobs(wanted, 64 + position), finish)
     sink.done(Usage(generation.prompt_tokens, len(PIECES), 1))
 
 
@@ -23,7 +24,7 @@ def in_batches(generation: Generation, sink: Sink) -> None:
     for number in range(10):
         tokens = tuple(range(64, 74))
         finish = "length" if number == 9 else None
-        sink.output(0, 10 * number + 1, tokens, "ten words ", (), finish, None)
+        sink.output(said(0, 10 * number + 1, tokens, "ten words ", (), finish, None))
     sink.done(Usage(generation.prompt_tokens, 100, 1))
 
 

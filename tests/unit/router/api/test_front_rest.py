@@ -7,6 +7,7 @@ from router.generation import Generation, Sink, Usage
 from tandem.core.kv import unpack_tokens
 from tandem.core.spans import Span
 from tests.worlds.front_stage import MODEL, Script, Stage, chat_body, on_stage
+from tests.worlds.outputs import said
 
 USAGE = {
     "prompt_tokens": 19,
@@ -131,8 +132,8 @@ def test_text_that_needs_escaping_survives_a_stream() -> None:
 
     def play(generation: Generation, sink: Sink) -> None:
         for position, character in enumerate(nasty, start=1):
-            sink.output(0, position, (1,), character, (), None, None)
-        sink.output(0, len(nasty) + 1, (2,), "", (), "stop", "STOP")
+            sink.output(said(0, position, (1,), character))
+        sink.output(said(0, len(nasty) + 1, (2,), "", (), "stop", "STOP"))
         sink.done(Usage(1, len(nasty) + 1, 0))
 
     async def test(stage: Stage) -> None:
@@ -146,9 +147,9 @@ def test_text_that_needs_escaping_survives_a_stream() -> None:
 
 def test_a_held_back_token_sends_nothing() -> None:
     def play(generation: Generation, sink: Sink) -> None:
-        sink.output(0, 1, (1,), "", (), None, None)
-        sink.output(0, 2, (1,), "", (), None, None)
-        sink.output(0, 3, (1,), "late", (), "stop", None)
+        sink.output(said(0, 1, (1,), ""))
+        sink.output(said(0, 2, (1,), ""))
+        sink.output(said(0, 3, (1,), "late", (), "stop"))
         sink.done(Usage(1, 3, 0))
 
     async def test(stage: Stage) -> None:

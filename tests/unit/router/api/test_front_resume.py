@@ -14,7 +14,7 @@ from router.api.resumption import place_bytes, place_of
 from router.dispatch.answer_log import AnswerLog
 from router.generation import Generation, Resumed, Sink, Usage
 from tandem.core.errors import TandemError
-from tandem.core.messages import TokenLogprob
+from tandem.core.messages import SequenceOutput
 from tandem.core.request import Sampling, Stopping
 from tandem.core.spans import TraceContext
 from tests.worlds.front_stage import (
@@ -29,6 +29,7 @@ from tests.worlds.front_stage import (
     on_stage,
     until,
 )
+from tests.worlds.outputs import Speaker
 
 TOKENS = 6
 
@@ -39,7 +40,11 @@ class Kept:
 
     generation: Generation
     log: AnswerLog
+    speaker: Speaker = field(init=False)
     left: list[Sink] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.speaker = Speaker(self.log)
 
     def chars(self, after: tuple[int, ...]) -> tuple[int, ...]:
         return self.log.chars(after)
@@ -87,7 +92,7 @@ class ResumableScript(Script):
                 finish = "stop" if word == TOKENS - 1 else None
                 drawn = logprobs(wanted, 65 + word)
                 text = "" if word == 2 else f" w{word}s{sequence}"
-                kept.log.output(sequence, word + 1, (65 + word,), text, drawn, finish, None)
+                kept.speaker.say(sequence, word + 1, (65 + word,), text, drawn, finish)
         if end == TOKENS:
             kept.log.done(Usage(kept.generation.prompt_tokens, TOKENS * kept.generation.n, 1))
 
@@ -250,18 +255,9 @@ class Recorder:
         self.text: dict[int, str] = {}
         self.ends = 0
 
-    def output(
-        self,
-        sequence: int,
-        position: int,
-        tokens: tuple[int, ...],
-        text: str,
-        logprobs: tuple[TokenLogprob, ...],
-        finish: str | None,
-        stop_reason: str | int | None,
-    ) -> None:
-        self.tokens.setdefault(sequence, []).extend(tokens)
-        self.text[sequence] = self.text.get(sequence, "") + text
+    def output(self, output: SequenceOutput) -> None:
+        self.tokens.setdefault(output.sequence, []).extend(output.tokens)
+        self.text[output.sequence] = self.text.get(output.sequence, "") + output.text
 
     def done(self, usage: Usage) -> None:
         self.ends += 1
@@ -273,12 +269,27 @@ class Recorder:
 def generation(n: int) -> Generation:
     trace = TraceContext("a" * 32, "b" * 16)
     stopping = Stopping(max_tokens=50)
-    return Generation("r", MODEL, "", "", b"abcd", n, 1, Sampling(), stopping, 1.0, 0.0, 0.0, trace, 0, b"")
+    return Generation(
+        prompt=b"abcd",
+        sampling=Sampling(),
+        stopping=stopping,
+        request_id="r",
+        model=MODEL,
+        tenant="",
+        n=n,
+        seed=1,
+        timeout_s=1.0,
+        received=0.0,
+        received_wall=0.0,
+        trace=trace,
+        resume=b"",
+    )
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.text(max_size=3)), max_size=40), st.data())
 def test_wherever_a_listener_joins_it_gets_exactly_the_rest(said: list[tuple[int, str]], data: st.DataObject) -> None:
     log, whole = AnswerLog(generation(3)), Recorder()
+    speaker = Speaker(log)
     log.listen(whole, (0, 0, 0))
     joins = data.draw(st.integers(0, len(said)))
     counts = [0, 0, 0]
@@ -292,7 +303,7 @@ def test_wherever_a_listener_joins_it_gets_exactly_the_rest(said: list[tuple[int
             log.leave(listener)
             log.listen(listener, tuple(counts))
         counts[sequence] += 1
-        log.output(sequence, counts[sequence], (index,), text, (), None, None)
+        speaker.say(sequence, counts[sequence], (index,), text)
     every = Recorder()
     log.listen(every, (0, 0, 0))
     if joins < len(said):

@@ -9,6 +9,7 @@ from router.generation import Generation, ServedModel, Sink, Usage
 from tandem.core.kv import unpack_tokens
 from tandem.core.messages import Alternative, PromptLogprob, TokenLogprob
 from tests.worlds.front_stage import CONTEXT, MODEL, Script, Stage, chat_body, on_stage
+from tests.worlds.outputs import said
 
 
 class Scorer(Script):
@@ -31,7 +32,7 @@ def score(generation: Generation, sink: Sink) -> None:
         )
     for sequence in range(generation.n):
         logprobs = () if asked.logprobs is None else (TokenLogprob(-0.5, (), () if sequence else of_prompt),)
-        sink.output(sequence, 1, (72,), "Hi", logprobs, "length", None)
+        sink.output(said(sequence, 1, (72,), "Hi", logprobs, "length"))
     sink.done(Usage(generation.prompt_tokens, generation.n, 0))
 
 

@@ -9,6 +9,7 @@ from router.api.parsers.output import OutputParser
 from router.generation import Generation, Sink, Usage
 from tandem.core.kv import unpack_tokens
 from tests.worlds.front_stage import MODEL, Answer, Script, Stage, chat_body, on_stage
+from tests.worlds.outputs import said
 from tests.worlds.tool_stage import (
     CALL,
     CLOCK_TOOL,
@@ -93,7 +94,7 @@ def test_every_sequence_is_read_by_itself(stream: bool) -> None:
     def play(generation: Generation, sink: Sink) -> None:
         for at, character in enumerate(CALL, 1):
             for sequence, text in enumerate((character, character.upper())):
-                sink.output(sequence, at, (65,), text, (), "stop" if at == len(CALL) else None, None)
+                sink.output(said(sequence, at, (65,), text, (), "stop" if at == len(CALL) else None))
         sink.done(Usage(generation.prompt_tokens, 2 * len(CALL), 0))
 
     answer = ask(ToolScript(play), tools=TOOLS, n=2, stream=stream)

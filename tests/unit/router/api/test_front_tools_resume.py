@@ -10,6 +10,7 @@ from router.dispatch.answer_log import AnswerLog
 from router.generation import Generation, ServedModel, Sink, Usage
 from tests.unit.router.api.test_front_resume import Kept, Leaving, ResumableScript, events
 from tests.worlds.front_stage import MODEL, Stage, Started, logprobs, on_stage
+from tests.worlds.outputs import Speaker
 from tests.worlds.tool_stage import CALL, THINKING_TEMPLATE, WEATHER, gathered, renderer
 
 TEXT = "hm, Oslo\n</think>\n\nLet me see.\n" + CALL + '\n<tool_call>{"nome": "oh no"} that was wrong'
@@ -27,12 +28,13 @@ class PieceScript(ResumableScript):
         return Leaving(generation, sink, kept)
 
     def _say(self, kept: Kept) -> None:
+        speaker = Speaker(kept.log)
         pieces = [TEXT[at : at + self.size] for at in range(0, len(TEXT), self.size)]
         spread = [each for piece in pieces for each in ("", piece)]
         for position, piece in enumerate(spread, 1):
             finish = "stop" if position == len(spread) else None
             drawn = logprobs(kept.generation.sampling.logprobs, 65)
-            kept.log.output(0, position, (65,), piece, drawn, finish, None)
+            speaker.say(0, position, (65,), piece, drawn, finish)
         kept.log.done(Usage(kept.generation.prompt_tokens, len(spread), 0))
 
     def models(self) -> tuple[ServedModel, ...]:

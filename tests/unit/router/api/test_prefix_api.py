@@ -17,6 +17,7 @@ from router.generation import BlockShape, Generation, PrefixReplica, Sink, Usage
 from tandem.core.errors import TandemError
 from tandem.core.kv import chain_names, tenant_root, unpack_tokens
 from tests.worlds.front_stage import MODEL, Inline, Script, Stage, on_stage, until
+from tests.worlds.outputs import said
 from tests.worlds.rendered import chat, done
 
 PATH = "/v1/cache/prefixes"
@@ -52,7 +53,7 @@ def kept_by(*workers: str) -> Callable[[Generation, Sink], None]:
     """Prefills whose prompt ends up with the first of `workers` that the request does not avoid."""
 
     def play(generation: Generation, sink: Sink) -> None:
-        sink.output(0, 1, (65,), "A", (), "length", None)
+        sink.output(said(0, 1, (65,), "A", (), "length"))
         free = [worker for worker in workers if (worker, 1) not in generation.avoid]
         kept = PrefixReplica((free or list(workers))[0], 1, generation.prompt_tokens // BLOCK)
         sink.done(Usage(generation.prompt_tokens, 1, 4, {"hbm": 4}, (kept,)))

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.api.auth import Caller, tenant_salt
-from router.api.core import salt_of
+from router.api.request_spec import salt_of
 from tandem.core.kv import chain_names, pack_tokens, quota_tenant, tenant_root
 
 KEY = b"0123456789abcdef"

@@ -12,19 +12,20 @@ from router.api.grpc.rpc import decode_generate, encode_usage
 from router.generation import Generation, Sink, Usage
 from tandem.core.tiers import TIERS, bounded, summed
 from tests.worlds.front_stage import Script, Stage, chat_body, on_stage
+from tests.worlds.outputs import said
 
 FOUND = {"hbm": 2, "peer": 3}
 
 
 def found(generation: Generation, sink: Sink) -> None:
     """Answers one token of a prompt of which some was cached."""
-    sink.output(0, 1, (65,), "A", (), "length", None)
+    sink.output(said(0, 1, (65,), "A", (), "length"))
     sink.done(Usage(generation.prompt_tokens, 1, 5, FOUND))
 
 
 def untold(generation: Generation, sink: Sink) -> None:
     """The same, but no worker has said where."""
-    sink.output(0, 1, (65,), "A", (), "length", None)
+    sink.output(said(0, 1, (65,), "A", (), "length"))
     sink.done(Usage(generation.prompt_tokens, 1, 5))
 
 

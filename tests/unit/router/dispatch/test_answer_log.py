@@ -8,9 +8,11 @@ from router.dispatch.answer_log import AnswerLog
 from router.generation import Generation, Usage
 from tandem.core.errors import TandemError
 from tandem.core.kv import pack_tokens
-from tandem.core.messages import TokenLogprob
+from tandem.core.messages import SequenceOutput
 from tandem.core.request import Sampling, Stopping
 from tandem.core.spans import TraceContext
+from tests.worlds.outputs import Speaker
+from tests.worlds.outputs import said as output
 
 
 @dataclass
@@ -23,18 +25,9 @@ class Listener:
     usage: Usage | None = None
     error: TandemError | None = None
 
-    def output(
-        self,
-        sequence: int,
-        position: int,
-        tokens: tuple[int, ...],
-        text: str,
-        logprobs: tuple[TokenLogprob, ...],
-        finish: str | None,
-        stop_reason: str | int | None,
-    ) -> None:
-        self.tokens += tokens
-        self.text += text
+    def output(self, output: SequenceOutput) -> None:
+        self.tokens += output.tokens
+        self.text += output.text
         self.pieces += 1
 
     def done(self, usage: Usage) -> None:
@@ -66,9 +59,10 @@ def generation(n: int = 1, max_tokens: int = 1000) -> Generation:
 def said(*events: tuple[int, ...], finish: str | None = None, whole: bool = True) -> AnswerLog:
     """A log of these events of the first of two sequences; each token is a letter of the text."""
     log, position = AnswerLog(generation(n=2)), 1
+    speaker = Speaker(log)
     for number, tokens in enumerate(events, start=1):
         last = finish if number == len(events) else None
-        log.output(0, position, tokens, "".join(map(chr, tokens)), (), last, None)
+        speaker.say(0, position, tokens, "".join(map(chr, tokens)), (), last)
         position += len(tokens)
     log.whole = whole
     return log
@@ -135,7 +129,7 @@ def test_a_client_that_has_more_hears_only_what_comes_after_it() -> None:
     log, listener = said((A,), (B,), whole=False), Listener()
     log.listen(listener, (3, 0))
     for position, token in ((3, C), (4, D)):
-        log.output(0, position, (token,), chr(token), (), None, None)
+        log.output(output(0, position, (token,), chr(token), offset=position - 1))
     assert (listener.tokens, listener.text) == ([D], "d")
 
 
@@ -154,11 +148,11 @@ def test_a_newer_listener_ends_the_one_before_and_only_the_one_that_listens_can_
     assert first.error is not None
     assert first.error.code == "taken_over"
     assert not log.leave(first)
-    log.output(0, 2, (B,), "b", (), None, None)
+    log.output(output(0, 2, (B,), "b", offset=1))
     assert (first.tokens, second.tokens) == ([A], [B])
     assert log.leave(second)
     assert not log.listened_to
-    log.output(0, 3, (C,), "c", (), None, None)
+    log.output(output(0, 3, (C,), "c", offset=2))
     assert second.tokens == [B]
 
 

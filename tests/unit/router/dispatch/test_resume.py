@@ -21,7 +21,7 @@ from tandem.apps.simulation.platform import Platform, Shape, named_workers
 from tandem.core.deadlines import Deadlines
 from tandem.core.errors import TandemError
 from tandem.core.kv import pack_tokens
-from tandem.core.messages import AttemptResumed, Cancel, TokenLogprob, WorkerCommand
+from tandem.core.messages import AttemptResumed, Cancel, SequenceOutput, TokenLogprob, WorkerCommand
 from tandem.core.request import Sampling, Stopping
 from tandem.core.spans import NullRecorder, TraceContext
 from tandem.engine.settings import SchedulerSettings
@@ -43,20 +43,11 @@ class Sink:
     error: TandemError | None = None
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def output(
-        self,
-        sequence: int,
-        position: int,
-        tokens: tuple[int, ...],
-        text: str,
-        logprobs: tuple[TokenLogprob, ...],
-        finish: str | None,
-        stop_reason: str | int | None,
-    ) -> None:
+    def output(self, output: SequenceOutput) -> None:
         assert not self.ended.is_set(), "output after the end"
-        self.outputs.append((sequence, position, tokens, text, logprobs))
-        if finish is not None:
-            self.finish[sequence] = finish
+        self.outputs.append((output.sequence, output.position, output.tokens, output.text, output.logprobs))
+        if output.finish is not None:
+            self.finish[output.sequence] = output.finish
 
     def done(self, usage: Usage) -> None:
         self.usage = usage
@@ -454,7 +445,21 @@ def test_what_was_held_for_a_broken_link_is_let_go_when_the_router_is_back() -> 
 
 def test_a_seal_is_believed_only_whole_and_from_a_known_key() -> None:
     generation = Generation(
-        "req", "m", "t", "", b"abcd", 1, 2, Sampling(), Stopping(3), 4.0, 5.0, 6.0, TraceContext("a", "b"), 0, b"f"
+        request_id="req",
+        model="m",
+        tenant="t",
+        tenant_salt="",
+        prompt=b"abcd",
+        n=1,
+        seed=2,
+        sampling=Sampling(),
+        stopping=Stopping(3),
+        timeout_s=4.0,
+        received=5.0,
+        received_wall=6.0,
+        trace=TraceContext("a", "b"),
+        priority=0,
+        resume=b"f",
     )
     sealed = encode_resume_token(KEYRING, generation, 7)
     opened = decode_resume_token(KEYRING, sealed)

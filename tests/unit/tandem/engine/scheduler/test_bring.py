@@ -3,7 +3,7 @@
 import pytest
 
 from tandem.core.kv import Handle, pack_tokens, tail_name
-from tandem.core.request import ChildRequest
+from tandem.core.request import ChildRequest, Sampling, Stopping
 from tandem.engine.protocol import EngineRequest, Gone, Pending
 from tandem.engine.settings import SchedulerSettings
 from tandem.engine.simulated.model import SimulatedModel
@@ -236,8 +236,17 @@ def test_works_that_wait_for_what_is_brought_do_not_count_it_as_queued() -> None
 
 def test_private_works_are_brought_nothing() -> None:
     h = harness()
+    sampling, stopping = _plain(h)
     work = EngineRequest(
-        77, "local", pack_tokens(prompt(1, 18)), (ChildRequest(0, 1),), *_plain(h), ROOT, 1e9, private=True
+        work_id=77,
+        mode="local",
+        prompt=pack_tokens(prompt(1, 18)),
+        branches=(ChildRequest(0, 1),),
+        sampling=sampling,
+        stopping=stopping,
+        root=ROOT,
+        deadline=1e9,
+        private=True,
     )
     h.scheduler.submit(work, 0.0)
     assert h.scheduler.prefix(77) is None
@@ -247,7 +256,7 @@ def test_private_works_are_brought_nothing() -> None:
     assert step.rows[0].count == 18
 
 
-def _plain(h: Harness) -> tuple[object, object]:
+def _plain(h: Harness) -> tuple[Sampling, Stopping]:
     other = h.stories[h.submit(prompt(3, 3))].work
     h.cancel(other.work_id)
     return other.sampling, other.stopping

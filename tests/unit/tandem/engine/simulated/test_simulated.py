@@ -188,7 +188,14 @@ def test_it_runs_on_virtual_time_and_takes_the_formulas_time() -> None:
         await asyncio.sleep(100.0)
         engine.submit(
             EngineRequest(
-                1, "local", pack_tokens(TOKENS), (ChildRequest(0, 5),), Sampling(), Stopping(5), bytes(16), 1e9
+                work_id=1,
+                mode="local",
+                prompt=pack_tokens(TOKENS),
+                branches=(ChildRequest(0, 5),),
+                sampling=Sampling(),
+                stopping=Stopping(5),
+                root=bytes(16),
+                deadline=1e9,
             )
         )
         await done.wait()

@@ -53,14 +53,14 @@ class Driver:
         deadline = time.monotonic() + 600
         self.engine.submit(
             EngineRequest(
-                work_id,
-                "local",
-                pack_tokens(prompt(40)),
-                (ChildRequest(0, 7),),
-                Sampling(temperature=0.0),
-                Stopping(max_tokens=count, ignore_eos=True),
-                b"root",
-                deadline,
+                work_id=work_id,
+                mode="local",
+                prompt=pack_tokens(prompt(40)),
+                branches=(ChildRequest(0, 7),),
+                sampling=Sampling(temperature=0.0),
+                stopping=Stopping(max_tokens=count, ignore_eos=True),
+                root=b"root",
+                deadline=deadline,
             )
         )
 

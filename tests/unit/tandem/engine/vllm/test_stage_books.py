@@ -48,9 +48,17 @@ class Books(RuleBasedStateMachine):
         self.next += 1
         lease = f"l{self.next}" if mode == "prefill" else ""
         work = EngineRequest(
-            self.next, mode, pack_tokens(tuple(range(100 * base, 100 * base + length))), (ChildRequest(0, 1),),
-            Sampling(), Stopping(4), bytes(16), self.now + 8.0, lease_id=lease, lease_s=2.0,
-        )  # fmt: skip
+            work_id=self.next,
+            mode=mode,
+            prompt=pack_tokens(tuple(range(100 * base, 100 * base + length))),
+            branches=(ChildRequest(0, 1),),
+            sampling=Sampling(),
+            stopping=Stopping(4),
+            root=bytes(16),
+            deadline=self.now + 8.0,
+            lease_id=lease,
+            lease_s=2.0,
+        )
         self.books.open(work, self.now, save=save)
         self.alive[self.next] = work
         if bring:

@@ -35,9 +35,17 @@ def test_a_stage_that_starts_takes_a_prompt_of_the_whole_context_in_its_share(
     books = StageState(slots, block, (0,), (0,), settings)
     lease = "lease" if mode == "prefill" else ""
     work = EngineRequest(
-        1, mode, pack_tokens(tuple(range(context))), (ChildRequest(0, 1),), Sampling(), Stopping(4), bytes(16), 8.0,
-        lease_id=lease, lease_s=2.0,
-    )  # fmt: skip
+        work_id=1,
+        mode=mode,
+        prompt=pack_tokens(tuple(range(context))),
+        branches=(ChildRequest(0, 1),),
+        sampling=Sampling(),
+        stopping=Stopping(4),
+        root=bytes(16),
+        deadline=8.0,
+        lease_id=lease,
+        lease_s=2.0,
+    )
     books.open(work, 0.0, save=True)
     books.look(0.0)
     assert [admitted for admitted, _ in books.admitted] == [1]

@@ -122,11 +122,19 @@ class Shell:
         """Works with an image each."""
         found = [
             EngineRequest(
-                number, "local", pack_tokens((5, 6)), (ChildRequest(0, 1),), Sampling(),
-                Stopping(4, ignore_eos=True), ROOT, self.clock.now() + 600.0, private=True, images=(b"file",),
+                work_id=number,
+                mode="local",
+                prompt=pack_tokens((5, 6)),
+                branches=(ChildRequest(0, 1),),
+                sampling=Sampling(),
+                stopping=Stopping(4, ignore_eos=True),
+                root=ROOT,
+                deadline=self.clock.now() + 600.0,
+                private=True,
+                images=(b"file",),
             )
             for number in range(1, count + 1)
-        ]  # fmt: skip
+        ]
         for each in found:
             self.engine.submit(each)
         return found

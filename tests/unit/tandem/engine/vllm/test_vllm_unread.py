@@ -46,13 +46,26 @@ def ledger(maker: Maker | None = None) -> Ledger:
     return Ledger(INFO, SchedulerSettings(queue_s=QUEUE_S), maker or Maker(), None, RunnerKind())
 
 
+class Watched(EngineRequest, frozen=True, weakref=True, gc=True):
+    """A request of which a test can see whether anybody keeps it."""
+
+
 def work(
     number: int, *, priority: int = 0, deadline: float = 100.0, images: tuple[bytes, ...] = (b"file",)
 ) -> EngineRequest:
-    return EngineRequest(
-        number, "local", pack_tokens((5, 6)), (ChildRequest(0, 1),), Sampling(),
-        Stopping(6, ignore_eos=True), bytes(16), deadline, priority=priority, private=True, images=images,
-    )  # fmt: skip
+    return Watched(
+        work_id=number,
+        mode="local",
+        prompt=pack_tokens((5, 6)),
+        branches=(ChildRequest(0, 1),),
+        sampling=Sampling(),
+        stopping=Stopping(6, ignore_eos=True),
+        root=bytes(16),
+        deadline=deadline,
+        priority=priority,
+        private=True,
+        images=images,
+    )
 
 
 def told(of: Ledger) -> StepReport:

@@ -223,9 +223,16 @@ class Waiting(RuleBasedStateMachine):
     def submit(self, prompt: int, priority: int, kv: bool) -> None:
         self.count += 1
         work = EngineRequest(
-            self.count, "decode" if kv else "local", pack_tokens(range(2, 2 + prompt)), (ChildRequest(0, 1),),
-            Sampling(), Stopping(6, ignore_eos=True), bytes(16), self.now + 60.0, priority=priority,
-        )  # fmt: skip
+            work_id=self.count,
+            mode="decode" if kv else "local",
+            prompt=pack_tokens(range(2, 2 + prompt)),
+            branches=(ChildRequest(0, 1),),
+            sampling=Sampling(),
+            stopping=Stopping(6, ignore_eos=True),
+            root=bytes(16),
+            deadline=self.now + 60.0,
+            priority=priority,
+        )
         self.ledger.submit(work, self.now)
         self.ledger.admitted(self.count, {} if kv else None)
         self.truth[self.count] = Wait.PLACE, self.now
@@ -436,14 +443,14 @@ def test_a_token_of_the_step_before_a_preemption_gives_nobody_his_place_back() -
     stage = cast(Stage, FakeStage())
     ledger = Ledger(INFO, SchedulerSettings(queue_s=QUEUE_S), Maker(), stage, RunnerKind())
     work = EngineRequest(
-        1,
-        "local",
-        pack_tokens((5, 6)),
-        (ChildRequest(0, 1),),
-        Sampling(),
-        Stopping(9, ignore_eos=True),
-        bytes(16),
-        60.0,
+        work_id=1,
+        mode="local",
+        prompt=pack_tokens((5, 6)),
+        branches=(ChildRequest(0, 1),),
+        sampling=Sampling(),
+        stopping=Stopping(9, ignore_eos=True),
+        root=bytes(16),
+        deadline=60.0,
     )
     ledger.submit(work, 0.0)
     ledger.admitted(1, None)
