@@ -1,122 +1,79 @@
-"""Floors by the clock: five cron fields in UTC, each a list of values, ranges and steps.
+"""Floors by the clock: five cron fields in UTC, as Debian's cron reads them. `cronsim` parses and evaluates them."""
 
-Months and weekdays may be names; weekday 7 is Sunday. As in cron, where day and weekday are both restricted either
-suffices.
-"""
-
-from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Final
+
+from cronsim import CronSim, CronSimError
 
 from tandem.core.errors import TandemError
 from tandem.spec.pool import ScheduledFloor
 
-_MONTHS: Final = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
-_DAYS: Final = ("sun", "mon", "tue", "wed", "thu", "fri", "sat")
-_DAY_S: Final = 86_400
-_SHORTCUTS: Final = 256
+_FIELDS: Final = (
+    ("minute", "0 to 59"),
+    ("hour", "0 to 23"),
+    ("day", "1 to 31"),
+    ("month", "1 to 12"),
+    ("weekday", "0 to 7"),
+)
+_ANY_TIME: Final = datetime(2000, 1, 1, tzinfo=UTC)
+_TEXTS_MAX: Final = 256
+"""Schedules whose verdict is kept: finding that one never starts costs a search through 50 years."""
 
 
 @dataclass(frozen=True)
 class Cron:
-    """A cron schedule: sorted values of each field. `either` says that day and weekday are both restricted."""
+    """A cron schedule that has starts."""
 
-    minutes: tuple[int, ...]
-    hours: tuple[int, ...]
-    days: frozenset[int]
-    months: frozenset[int]
-    weekdays: frozenset[int]
-    """0 is Sunday."""
-    either: bool
+    text: str
 
     def last_start(self, now: float, within_s: float) -> float | None:
-        """The latest start at or before `now` that is less than `within_s` ago."""
-        day = datetime.fromtimestamp(now, UTC).replace(hour=0, minute=0, second=0, microsecond=0)
-        while day.timestamp() + _DAY_S > now - within_s:
-            if self._on(day):
-                start = self._last_in(day.timestamp(), now)
-                if start is not None:
-                    return start if start > now - within_s else None
-            day -= timedelta(days=1)
-        return None
-
-    def _on(self, day: datetime) -> bool:
-        in_month, in_week = day.day in self.days, day.isoweekday() % 7 in self.weekdays
-        fits = in_month or in_week if self.either else in_month and in_week
-        return day.month in self.months and fits
-
-    def _last_in(self, midnight: float, now: float) -> float | None:
-        """The latest start of a day, not after `now`."""
-        minute = min(int((now - midnight) // 60), 1439)
-        for hour in reversed(self.hours[: bisect_right(self.hours, minute // 60)]):
-            fitting = bisect_right(self.minutes, minute - hour * 60)
-            if fitting:
-                return midnight + 60 * (hour * 60 + self.minutes[fitting - 1])
-        return None
+        """The latest start at or before `now` that is less than `within_s` seconds ago, None without one. `now` and
+        the start are seconds since the epoch."""
+        # The search begins before the moment that it is given, and knows whole seconds.
+        after = datetime.fromtimestamp(int(now) + 1, UTC)
+        start = next(CronSim(self.text, after, reverse=True), None)
+        return None if start is None or start.timestamp() <= now - within_s else start.timestamp()
 
 
-@lru_cache(maxsize=_SHORTCUTS)
 def parse(text: str) -> Cron:
-    """Raises `bad_setting` that names the field."""
+    """The schedule of five cron fields. Raises `bad_setting` that names the field, or says that there is no such
+    day."""
+    fault = _fault(text)
+    if fault:
+        raise TandemError("bad_setting", f"{text!r}{fault}", param="start")
+    return Cron(text)
+
+
+@lru_cache(maxsize=_TEXTS_MAX)
+def _fault(text: str) -> str:
+    """What is wrong with a schedule; empty for a good one."""
     fields = text.split()
-    if len(fields) != 5:
-        raise TandemError("bad_setting", f"{text!r} has {len(fields)} fields; cron has five", param="start")
-    minutes = _values(text, "minute", fields[0], 0, 59)
-    hours = _values(text, "hour", fields[1], 0, 23)
-    days = _values(text, "day", fields[2], 1, 31)
-    months = _values(text, "month", fields[3], 1, 12, _MONTHS)
-    weekdays = _values(text, "weekday", fields[4], 0, 7, _DAYS)
-    either = not fields[2].startswith("*") and not fields[4].startswith("*")
-    return Cron(
-        tuple(sorted(minutes)),
-        tuple(sorted(hours)),
-        frozenset(days),
-        frozenset(months),
-        frozenset(day % 7 for day in weekdays),
-        either,
-    )
+    if len(fields) != len(_FIELDS):
+        return f" has {len(fields)} fields; cron has five"
+    for position, (name, allowed) in enumerate(_FIELDS):
+        alone = ["*"] * len(_FIELDS)
+        alone[position] = fields[position]
+        if not _is_read(" ".join(alone)):
+            return f": the {name} {fields[position]!r} is not a value, range or step from {allowed}"
+    if not _is_read(text) or next(CronSim(text, _ANY_TIME), None) is None:
+        return ": there is no day on which it starts"
+    return ""
 
 
-def _values(text: str, name: str, field: str, low: int, high: int, names: tuple[str, ...] = ()) -> set[int]:
-    found = set[int]()
-    for part in field.lower().split(","):
-        span, slash, step = part.partition("/")
-        try:
-            begin, end = _span(span, low, high, names)
-            every = int(step) if slash else 1
-        except ValueError:
-            raise _bad(text, name, part, low, high) from None
-        if slash and "-" not in span and span != "*":
-            end = high
-        if not low <= begin <= end <= high or every < 1:
-            raise _bad(text, name, part, low, high)
-        found.update(range(begin, end + 1, every))
-    return found
-
-
-def _span(span: str, low: int, high: int, names: tuple[str, ...]) -> tuple[int, int]:
-    """First and last value. Raises `ValueError`."""
-    if span == "*":
-        return low, high
-    begin, dash, end = span.partition("-")
-    first = _value(begin, low, names)
-    return first, _value(end, low, names) if dash else first
-
-
-def _value(word: str, low: int, names: tuple[str, ...]) -> int:
-    return names.index(word) + low if word in names else int(word)
-
-
-def _bad(text: str, name: str, part: str, low: int, high: int) -> TandemError:
-    what = f"{text!r}: the {name} {part!r} is not a value, range or step from {low} to {high}"
-    return TandemError("bad_setting", what, param="start")
+def _is_read(text: str) -> bool:
+    try:
+        CronSim(text, _ANY_TIME)
+    except CronSimError:
+        return False
+    return True
 
 
 def open_floor(schedule: Iterable[ScheduledFloor], now: float) -> int:
-    """The highest floor whose window is open. Raises `bad_setting`."""
+    """The highest floor whose window is open at `now`, in seconds since the epoch; 0 without one. Raises
+    `bad_setting`."""
     return max((floor.replicas for floor in schedule if _open(floor, now)), default=0)
 
 

@@ -9,13 +9,12 @@ from typing import Final
 
 from control_plane.objects.installation import Installation
 from tandem.kube.kinds import Json
-from tandem.spec.model import Model
+from tandem.spec.model import FETCHED, Model
 
 _CLAIM: Final = "pvc://"
 _MODELS: Final = "/models"
 _CACHE: Final = "/var/cache/tandem"
 _LINKS: Final = "/var/run/tandem/model"
-_FETCHED: Final = ("s3://", "oci://")
 _DEMO: Final = "demo"
 
 
@@ -40,7 +39,7 @@ def model_volume(model: Model, installation: Installation) -> ModelVolume:
         directory = f"{_MODELS}/{path}".rstrip("/")
         check = (directory, "--digest", model.digest) if model.digest else ()
         return ModelVolume(directory, (volume,), (mount,), fetch=check)
-    if model.source.startswith(_FETCHED) or (model.digest and model.source != _DEMO):
+    if model.source.startswith(FETCHED) or (model.digest and model.source != _DEMO):
         return _fetched(model, installation)
     for local in ("file://", "hf://"):
         if model.source.startswith(local):

@@ -11,11 +11,11 @@ from router.discovery.texts import TextSide
 from tandem.core.errors import TandemError
 from tandem.engine.simulated.presets import SimulatedSettings
 from tandem.model.directory import open_model
+from tandem.spec.model import FETCHED
 from tandem.weights.cache import DEFAULT_DIRECTORY, WeightsCache
 from tandem.weights.locate import bring_texts
 
 _HERE: Final = ("file://", "hf://")
-_FETCHED: Final = ("s3://", "oci://")
 _FLAG: Final = "--text_files=DIRECTORY, as NAMESPACE/NAME/"
 _WAIT_S: Final = 600.0
 """Seconds to wait for another router on this machine that fetches the same files."""
@@ -45,7 +45,7 @@ def _place(source: TextSource, files: Path | None, cache: Path | None) -> str:
     if mounted is not None and mounted.is_dir():
         return str(mounted)
     where, revision = source.model.source, source.model.revision
-    if where.startswith(_FETCHED):
+    if where.startswith(FETCHED):
         brought = WeightsCache(cache or DEFAULT_DIRECTORY, wait_s=_WAIT_S)
         return str(bring_texts(where, brought, revision=revision or "", digest=source.model.digest or ""))
     for scheme in _HERE:

@@ -1,10 +1,13 @@
 """Which model is served, and under which names."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from msgspec import Meta
 
 from tandem.spec.text import SET, Digest, Line, ModelName, Name, Source, Strict
+
+FETCHED: Final = ("s3://", "gs://", "az://", "abfs://", "abfss://", "oci://")
+"""How the sources begin that are fetched to a node before anything can read them."""
 
 
 class Model(Strict, frozen=True):
@@ -12,7 +15,8 @@ class Model(Strict, frozen=True):
 
     source: Source = "demo"
     """`demo`, a directory or `file://DIRECTORY`, a hub id or `hf://ORG/NAME`, `pvc://CLAIM/PATH`,
-    `s3://BUCKET/PREFIX`, or `oci://REGISTRY/REPOSITORY:TAG`."""
+    `s3://BUCKET/PREFIX`, `gs://BUCKET/PREFIX`, `az://CONTAINER/PREFIX`,
+    `abfss://CONTAINER@ACCOUNT.dfs.core.windows.net/PREFIX`, or `oci://REGISTRY/REPOSITORY:TAG`."""
     name: ModelName | None = None
     """What clients ask for; by default the service's name. It cannot be changed later."""
     tool_parser: Literal["auto", "none", "hermes", "llama3_json", "mistral"] = "auto"

@@ -11,14 +11,14 @@ from typing import Any, Final
 from tandem.engine.simulated.presets import PRESETS
 from tandem.spec.engine import EngineSpec, Parallelism, Speculative
 from tandem.spec.engine_pool import EnginePoolSpec
-from tandem.spec.model import Model
+from tandem.spec.model import FETCHED, Model
 from tandem.spec.pool import Autoscaling, Pool, engine_of
 from tandem.spec.rollout import Rollout
 from tandem.spec.service import STORE, ModelService, Spec, StoreSpec, TiersSpec
 from tandem.spec.text import camel
 
 NAME_MAX: Final = 40
-_SOURCES: Final = ("file", "hf", "oci", "pvc", "s3")
+_SOURCES: Final = ("file", "hf", "pvc", *(each.removesuffix("://") for each in FETCHED))
 _ROUTER: Final = "router"
 
 
@@ -173,7 +173,8 @@ RULES: Final = (
     Rule(
         Model,
         f"!self.source.contains('://') || self.source.matches('^({'|'.join(_SOURCES)})://.+')",
-        "source must be demo, a directory, a hub id, or begin with file://, hf://, oci://, pvc:// or s3://",
+        "source must be demo, a directory, a hub id, or begin with "
+        f"{', '.join(f'{each}://' for each in _SOURCES[:-1])} or {_SOURCES[-1]}://",
         _known_source,
         "source",
     ),

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Final
 
 from tandem.core.errors import TandemError
+from tandem.weights.bucket_origin import BucketOrigin
 from tandem.weights.cache import Brought, Progress, WeightsCache
 from tandem.weights.directory import DirectoryOrigin, digest_on_disk
 from tandem.weights.hub_origin import HubOrigin
 from tandem.weights.listing import INDEX, missing_shards, wanted
 from tandem.weights.oci_origin import OciOrigin
 from tandem.weights.origin import Origin
-from tandem.weights.s3_origin import S3Origin
 from tandem.weights.source import Source, parse_source
 
 LOGIN: Final = "OCI_LOGIN"
@@ -59,9 +59,9 @@ def bring_texts(
 def _origin(source: Source, environment: Mapping[str, str]) -> Origin:
     if source.scheme == "hf":
         return HubOrigin(source.location, source.revision)
-    if source.scheme == "s3":
-        return S3Origin(source.location, environment)
-    return OciOrigin(source.location, source.revision, environment.get(LOGIN, ""))
+    if source.scheme == "oci":
+        return OciOrigin(source.location, source.revision, environment.get(LOGIN, ""))
+    return BucketOrigin(source, environment)
 
 
 def _in_place(directory: Path, digest: str) -> Brought:

@@ -9,9 +9,12 @@ import httpx
 from tandem.core.errors import TandemError
 from tandem.weights.origin import Stream
 
-_CONNECT_S: Final = 10.0
-_SILENCE_S: Final = 30.0
-_CURE: Final = "check model.credentialsSecret, and router.cache.credentialsSecret where it is a router that reads"
+CONNECT_S: Final = 10.0
+"""Limit on the time in which an origin accepts a connection."""
+SILENCE_S: Final = 30.0
+"""Limit on the time in which nothing comes from an origin."""
+CURE: Final = "check model.credentialsSecret, and router.cache.credentialsSecret where it is a router that reads"
+"""What to do about refused credentials."""
 _BODY_MAX: Final = 64 << 20
 """Size limit, in bytes, of an answer that is read whole: listings and manifests."""
 
@@ -20,7 +23,7 @@ class Web:
     """A client with bounds: 10 s to connect, 30 s of silence."""
 
     def __init__(self, headers: Mapping[str, str] | None = None) -> None:
-        timeout = httpx.Timeout(_SILENCE_S, connect=_CONNECT_S)
+        timeout = httpx.Timeout(SILENCE_S, connect=CONNECT_S)
         limits = httpx.Limits(max_connections=32)
         self._client = httpx.Client(
             headers=dict(headers or {}), timeout=timeout, limits=limits, follow_redirects=True
@@ -72,17 +75,20 @@ class Web:
 
 
 def refuse(what: str, response: httpx.Response) -> None:
-    """Raise what a status that is no success means for `what`."""
-    status = response.status_code
-    if response.is_success:
-        return
+    """Raise `refusal` unless the response is a success."""
+    if not response.is_success:
+        raise refusal(what, response.status_code)
+
+
+def refusal(what: str, status: int) -> TandemError:
+    """What an HTTP status that is no success means for `what`: `link_lost` where asking again may help, `bad_model`
+    elsewhere."""
     if status == httpx.codes.NOT_FOUND:
-        raise TandemError("bad_model", f"{what} is missing (404)")
+        return TandemError("bad_model", f"{what} is missing (404)")
     if status in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
-        raise TandemError("bad_model", f"{what}: access is refused ({status}); {_CURE}")
-    if status >= httpx.codes.INTERNAL_SERVER_ERROR or status == httpx.codes.TOO_MANY_REQUESTS:
-        raise TandemError("link_lost", f"{what}: status {status}")
-    raise TandemError("bad_model", f"{what}: status {status}")
+        return TandemError("bad_model", f"{what}: access is refused ({status}); {CURE}")
+    lost = status >= httpx.codes.INTERNAL_SERVER_ERROR or status == httpx.codes.TOO_MANY_REQUESTS
+    return TandemError("link_lost" if lost else "bad_model", f"{what}: status {status}")
 
 
 def _plain(headers: httpx.Headers) -> dict[str, str]:

@@ -24,7 +24,7 @@ _SAY_EVERY_TERMINAL_S: Final = 0.2
 def main(arguments: Sequence[str]) -> int:
     """Print the model's directory as the last line."""
     parser = argparse.ArgumentParser(prog="tandem fetch", description=__doc__)
-    parser.add_argument("source", help="a directory, or hf://, s3://, oci:// or pvc:// as in model.source")
+    parser.add_argument("source", help="a directory, hf://, s3://, gs://, az://, oci:// or pvc:// as in model.source")
     parser.add_argument("--revision", default="", help="branch, tag or commit of a hub")
     parser.add_argument("--digest", default="", help="sha256:… that the weights must have")
     parser.add_argument("--cache", type=Path, default=DEFAULT_DIRECTORY)

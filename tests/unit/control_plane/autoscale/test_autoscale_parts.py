@@ -1,7 +1,9 @@
 """Schedules, trends, speeds and metrics that the scaling decision is made of."""
 
+import re
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from typing import Final
 
 import pytest
 from hypothesis import given, settings
@@ -21,27 +23,31 @@ from tests.worlds.autoscale_cases import SPEEDS, scaled
 
 # ---- schedules ----
 
-CRONS = (
-    "*/15 * * * *",
-    "0 8 * * 1-5",
-    "30 6,18 * * *",
-    "0 0 1 * *",
-    "5 4 13 * 5",
-    "0 9 * jan-mar mon",
-    "10-20/5 3 * * 7",
-)
+ANY: Final = range(100)
+CRONS: Final = {
+    # Minutes, hours, days, months, weekdays of which 0 is Sunday, and whether day or weekday suffices.
+    "*/15 * * * *": (range(0, 60, 15), ANY, ANY, ANY, ANY, False),
+    "0 8 * * 1-5": ((0,), (8,), ANY, ANY, range(1, 6), False),
+    "30 6,18 * * *": ((30,), (6, 18), ANY, ANY, ANY, False),
+    "0 0 1 * *": ((0,), (0,), (1,), ANY, ANY, False),
+    "5 4 13 * 5": ((5,), (4,), (13,), ANY, (5,), True),
+    "5 4 */2 * 5": ((5,), (4,), range(1, 32, 2), ANY, (5,), False),
+    "0 9 * jan-mar mon": ((0,), (9,), ANY, range(1, 4), (1,), False),
+    "10-20/5 3 * * 7": ((10, 15, 20), (3,), ANY, ANY, (0,), False),
+    "10/20 3 * * SUN,sat": ((10, 30, 50), (3,), ANY, ANY, (0, 6), False),
+}
 
 
 def starts_at(text: str, at: datetime) -> bool:
     """Plainly by the fields, as a second opinion."""
-    cron = parse(text)
-    in_month, in_week = at.day in cron.days, at.isoweekday() % 7 in cron.weekdays
-    fits = in_month or in_week if cron.either else in_month and in_week
-    return at.minute in cron.minutes and at.hour in cron.hours and at.month in cron.months and fits
+    minutes, hours, days, months, weekdays, either = CRONS[text]
+    in_month, in_week = at.day in days, at.isoweekday() % 7 in weekdays
+    fits = in_month or in_week if either else in_month and in_week
+    return at.minute in minutes and at.hour in hours and at.month in months and fits
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.sampled_from(CRONS), st.integers(1_700_000_000, 1_800_000_000), st.integers(1, 3000))
+@given(st.sampled_from(sorted(CRONS)), st.integers(1_700_000_000, 1_800_000_000), st.integers(1, 3000))
 def test_the_last_start_is_the_one_found_by_looking_at_every_minute(text: str, now: int, minutes: int) -> None:
     found = parse(text).last_start(now, minutes * 60)
     at = datetime.fromtimestamp(now - now % 60, UTC)
@@ -54,12 +60,41 @@ def test_the_last_start_is_the_one_found_by_looking_at_every_minute(text: str, n
     assert found == expected
 
 
-def test_fields_are_read_as_cron_does() -> None:
-    assert parse("10-20/5 3 * * 7").minutes == (10, 15, 20)
-    assert parse("10/20 3 * * *").minutes == (10, 30, 50)
-    assert parse("0 0 * * sun").weekdays == parse("0 0 * * 7").weekdays == frozenset((0,))
-    assert parse("5 4 13 * 5").either
-    assert not parse("5 4 */2 * 5").either
+def utc(year: int, month: int, day: int, hour: int = 0, minute: int = 0) -> float:
+    return datetime(year, month, day, hour, minute, tzinfo=UTC).timestamp()
+
+
+@pytest.mark.parametrize(
+    ("early_s", "found"), [(0.0, True), (-0.25, False), (0.25, True), (59.75, True), (60.0, False)]
+)
+def test_a_window_is_open_from_its_start_until_just_before_its_end(early_s: float, found: bool) -> None:
+    start = utc(2026, 11, 27, 8)
+    assert parse("0 8 * * *").last_start(start + early_s, 60.0) == (start if found else None)
+
+
+@pytest.mark.parametrize(
+    ("text", "start"),
+    [
+        ("0 0 L * *", utc(2026, 10, 31)),
+        ("0 0 LW * *", utc(2026, 10, 30)),
+        ("0 0 * * 5L", utc(2026, 10, 30)),
+        ("0 0 * * MON#2", utc(2026, 11, 9)),
+        ("0 0 29 2 *", utc(2024, 2, 29)),
+        ("0 0 29 2 */7", utc(2004, 2, 29)),
+    ],
+)
+def test_last_days_and_numbered_weekdays_are_found_however_long_ago(text: str, start: float) -> None:
+    now = utc(2026, 11, 26)
+    assert parse(text).last_start(now, now) == start
+    assert parse(text).last_start(now, now - start) is None
+
+
+@pytest.mark.parametrize("text", ["0 0 30 2 *", "0 0 31 2,4,jun *", "0 0 */31 * MON#5"])
+def test_a_schedule_that_never_starts_is_refused(text: str) -> None:
+    """By the calendar, not by a search without end for the day."""
+    with pytest.raises(TandemError, match="there is no day on which it starts") as raised:
+        parse(text)
+    assert raised.value.code == "bad_setting"
 
 
 @pytest.mark.parametrize(
@@ -74,10 +109,13 @@ def test_fields_are_read_as_cron_does() -> None:
         ("*/0 * * * *", "the minute '*/0'"),
         ("1- * * * *", "the minute '1-'"),
         ("* * * *", "has 4 fields"),
+        ("0 * * * * *", "has 6 fields"),
+        ("+5 * * * *", "the minute '+5'"),
+        ("60 24 * * *", "the minute '60'"),
     ],
 )
 def test_a_bad_field_is_named(text: str, sentence: str) -> None:
-    with pytest.raises(TandemError, match=sentence.replace("*", r"\*")) as raised:
+    with pytest.raises(TandemError, match=re.escape(sentence)) as raised:
         parse(text)
     assert raised.value.code == "bad_setting"
 

@@ -20,6 +20,7 @@ from control_plane.objects.workload import record_of, workload
 from tandem.engine.vllm.settings import Nodes
 from tandem.kube.kinds import Json
 from tandem.process.settings import load_settings
+from tandem.spec.model import FETCHED
 from tandem.spec.reading import service_of
 from tandem.spec.revision import revision_of
 from tandem.spec.rollout import TOO_DIFFERENT, Gate
@@ -212,13 +213,14 @@ def of_model(installation: Installation = INSTALLATION, **model: str) -> Json:
     return pod_template(service, service.spec.pools[0], revision_of(service), installation)["spec"]
 
 
-def test_weights_of_a_bucket_are_brought_before_the_worker_starts() -> None:
+@pytest.mark.parametrize("scheme", FETCHED)
+def test_weights_of_a_bucket_are_brought_before_the_worker_starts(scheme: str) -> None:
     installation = replace(INSTALLATION, cache_host_path="/var/lib/models")
-    pod = of_model(installation, source="s3://bucket/llama", digest=DIGEST, credentials_secret="keys")
+    pod = of_model(installation, source=f"{scheme}bucket/llama", digest=DIGEST, credentials_secret="keys")
     (fetch,) = pod["initContainers"]
     assert fetch["command"] == ["python", "-m", "tandem.apps.cli", "fetch"]
     assert fetch["envFrom"] == [{"secretRef": {"name": "keys"}}]
-    assert fetch["args"][0] == "s3://bucket/llama"
+    assert fetch["args"][0] == f"{scheme}bucket/llama"
     assert fetch["args"][-2:] == ["--digest", DIGEST]
     link = fetch["args"][fetch["args"].index("--link") + 1]
     mounts = {mount["mountPath"]: mount["name"] for mount in pod["containers"][0]["volumeMounts"]}

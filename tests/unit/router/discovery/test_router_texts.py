@@ -15,7 +15,7 @@ from tandem.core.errors import TandemError
 from tandem.model.directory import open_model
 from tandem.spec.model import Model
 from tests.worlds.rendered import rendered
-from tests.worlds.weights_stage import KEYS, Store, serving
+from tests.worlds.weights_stage import ACCESS_KEY, SECRET_KEY, Store, serving
 
 
 def test_files_of_a_model_come_from_the_service_or_from_where_they_were_put(tmp_path: Path) -> None:
@@ -48,8 +48,8 @@ def test_what_lies_in_a_bucket_is_fetched_with_the_routers_credentials(
             monkeypatch.setenv(name, "wrong")
         with pytest.raises(TandemError, match=r"access is refused .* router\.cache\.credentialsSecret"):
             load_text_side("m", source, None, tmp_path, templates)
-        monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEYS.access_key)
-        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", KEYS.secret_key)
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", ACCESS_KEY)
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET_KEY)
         side = load_text_side("m", source, None, tmp_path, templates)
         assert store.weights_served == 0
     own = load_text_side("m", TextSource("n/s", Model("demo"), False, True), None, None, templates)

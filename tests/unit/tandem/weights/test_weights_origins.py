@@ -1,4 +1,4 @@
-"""What buckets, registries and hubs are asked for, and what their answers mean: requests and answers in memory."""
+"""What registries and hubs are asked for, and what their answers mean: requests and answers in memory."""
 
 import functools
 import json
@@ -6,18 +6,15 @@ from base64 import b64encode
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
-from urllib.parse import parse_qs
 
 import httpx
 import pytest
 
 from tandem.core.errors import TandemError
-from tandem.weights import s3_origin, web
+from tandem.weights import web
 from tandem.weights.hub_origin import HubOrigin
 from tandem.weights.listing import File
 from tandem.weights.oci_origin import OciOrigin
-from tandem.weights.s3_origin import S3Origin
-from tandem.weights.s3_signature import Credentials, signed_headers
 from tandem.weights.web import Web, refuse
 
 Answer = Callable[[httpx.Request], httpx.Response]
@@ -97,7 +94,7 @@ def test_a_file_goes_on_where_it_stopped_if_it_is_still_the_same(
 
 
 def test_headers_of_the_client_and_of_the_request_are_both_sent(wire: Wire) -> None:
-    """A hub's token is one of the client, a bucket's signature one of the request."""
+    """A hub's token is one of the client, a registry's one of the request."""
     client = Web({"authorization": "Bearer hub"})
     client.get("http://store/a", {"x-one": "1"})
     with client.stream("b", "http://store/b", 0, "", {"x-two": "2"}):
@@ -171,100 +168,6 @@ def test_a_server_that_cannot_be_reached_may_be_later(wire: Wire) -> None:
     for run in (lambda: Web().get("http://store/f"), stream):
         error = failure(run)
         assert (error.code, error.message.rpartition(": ")[2]) == ("link_lost", "no route")
-
-
-# ---- buckets ----
-
-KEYS = {"AWS_ACCESS_KEY_ID": "AKIATEST", "AWS_SECRET_ACCESS_KEY": "secret"}
-
-
-def page(*files: tuple[str, int], more: str = "") -> httpx.Response:
-    parts = "".join(f"<Contents><Key>{key}</Key><Size>{size}</Size></Contents>" for key, size in files)
-    token = f"<NextContinuationToken>{more}</NextContinuationToken>" if more else ""
-    space = "http://s3.amazonaws.com/doc/2006-03-01/"
-    return httpx.Response(200, text=f'<ListBucketResult xmlns="{space}">{parts}{token}</ListBucketResult>')
-
-
-@pytest.mark.parametrize(
-    ("environment", "listed", "read"),
-    [
-        (
-            {},
-            "https://bucket.s3.us-east-1.amazonaws.com/?list-type=2&prefix=llama%2Fv1%2F",
-            "https://bucket.s3.us-east-1.amazonaws.com/llama/v1/config.json",
-        ),
-        (
-            {"AWS_DEFAULT_REGION": "eu-central-1"},
-            "https://bucket.s3.eu-central-1.amazonaws.com/?list-type=2&prefix=llama%2Fv1%2F",
-            "https://bucket.s3.eu-central-1.amazonaws.com/llama/v1/config.json",
-        ),
-        (
-            {"AWS_DEFAULT_REGION": "eu-central-1", "AWS_REGION": "eu-west-2"},
-            "https://bucket.s3.eu-west-2.amazonaws.com/?list-type=2&prefix=llama%2Fv1%2F",
-            "https://bucket.s3.eu-west-2.amazonaws.com/llama/v1/config.json",
-        ),
-        (
-            {"AWS_ENDPOINT_URL": "http://minio:9000/"},
-            "http://minio:9000/bucket?list-type=2&prefix=llama%2Fv1%2F",
-            "http://minio:9000/bucket/llama/v1/config.json",
-        ),
-        (
-            {"AWS_ENDPOINT_URL": "http://other", "AWS_ENDPOINT_URL_S3": "http://minio:9000"},
-            "http://minio:9000/bucket?list-type=2&prefix=llama%2Fv1%2F",
-            "http://minio:9000/bucket/llama/v1/config.json",
-        ),
-    ],
-)
-@pytest.mark.parametrize("keys", [{}, KEYS, {**KEYS, "AWS_SESSION_TOKEN": "session"}])
-def test_a_bucket_is_asked_where_it_is_and_with_a_signature_of_just_that(
-    keys: dict[str, str], environment: dict[str, str], listed: str, read: str, wire: Wire
-) -> None:
-    """A bucket checks the signature against host, path, query and region: one that differs is refused."""
-    wire.answer = lambda request: page(("llama/v1/config.json", 7), ("llama/v1/b", 0))
-    origin = S3Origin("bucket/llama/v1", {**environment, **keys})
-    assert origin.files() == (File("config.json", 7), File("b", 0))
-    with origin.open("config.json", 0, ""):
-        pass
-    origin.close()
-    assert wire.urls == [listed, read]
-    region = environment.get("AWS_REGION", environment.get("AWS_DEFAULT_REGION", "us-east-1"))
-    for request in wire.asked:
-        if not keys:
-            assert "authorization" not in request.headers, "a public bucket"
-            continue
-        query = {name: values[0] for name, values in parse_qs(request.url.query.decode()).items()}
-        credentials = Credentials("AKIATEST", "secret", keys.get("AWS_SESSION_TOKEN", ""))
-        host, stamp = request.headers["host"], request.headers["x-amz-date"]
-        signed = signed_headers(credentials, region, host, request.url.path, query, stamp)
-        assert {name: request.headers.get(name) for name in signed} == signed
-        assert request.headers.get("x-amz-security-token", "") == credentials.token
-
-
-def test_a_bucket_without_a_prefix_is_listed_from_its_root(wire: Wire) -> None:
-    wire.answer = lambda request: page(("config.json", 7))
-    assert S3Origin("bucket", {}).files() == (File("config.json", 7),)
-    assert wire.urls == ["https://bucket.s3.us-east-1.amazonaws.com/?list-type=2&prefix="]
-
-
-def test_all_pages_of_a_listing_are_read_and_not_for_ever(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(s3_origin, "_PAGES_MAX", 3)
-
-    def answer(request: httpx.Request) -> httpx.Response:
-        at = int(request.url.params.get("continuation-token", "0"))
-        return page((f"m/f{at}", at), more=str(at + 1) if at + 1 < pages else "")
-
-    wire.answer = answer
-    pages = 3
-    assert S3Origin("bucket/m", {}).files() == tuple(File(f"f{at}", at) for at in range(3))
-    pages = 4
-    assert "over 3,000 files" in failure(lambda: S3Origin("bucket/m", {}).files()).message
-
-
-def test_a_listing_that_is_none_is_refused_by_name(wire: Wire) -> None:
-    wire.answer = lambda request: httpx.Response(200, text="<html>log in here")
-    error = failure(lambda: S3Origin("bucket/m", {}).files())
-    assert error.code == "bad_model"
-    assert "s3://bucket" in error.message
 
 
 # ---- registries ----
