@@ -2,7 +2,8 @@
 
 `whole` runs every test once beside four processes that compute all the time; `waiting` runs the files in which
 something waits for a socket, a thread or another process, five times in random order beside eight. What fails in
-either, and not alone, goes by the clock, by an order or by what another test left behind.
+either, and not alone, goes by the clock, by an order or by what another test left behind. The names of what fails are
+printed at once: a round that is broken off keeps them.
 """
 
 import argparse
@@ -14,9 +15,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from tandem.process.parent_death import die_with
+
+if TYPE_CHECKING:
+    from pytest import TestReport
 
 _TESTS: Final = Path("tests")
 _OTHERS: Final = ("cluster", "sim", "vllm", "vllm_versions")
@@ -63,13 +67,20 @@ def main() -> int:
     with busy(processes):
         for number in range(options.seed, options.seed + rounds):
             order = ("--random-order-bucket=module", f"--random-order-seed={number}") if files else ()
-            pytest = (sys.executable, "-m", "pytest", "-n", str(options.jobs), "--dist", "loadfile", *order, *files)
+            says = ("-p", "tools.busy_tests", "-n", str(options.jobs), "--dist", "loadfile")
+            pytest = (sys.executable, "-m", "pytest", *says, *order, *files)
             print(f"busy_tests: {len(files) or 'all'} files, seed {number}, beside {processes} processes", flush=True)
             begin = time.monotonic()
             status = subprocess.run(pytest, check=False).returncode
             print(f"busy_tests: seed {number}: {time.monotonic() - begin:.0f} s, status {status}", flush=True)
             failed = failed or status
     return failed
+
+
+def pytest_runtest_logreport(report: "TestReport") -> None:
+    """A hook of pytest: print the name of a test that has failed."""
+    if report.failed:
+        print(f"\nFAILED {report.nodeid} ({report.when})", flush=True)
 
 
 def _options() -> argparse.Namespace:
