@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final
 from tandem.process.parent_death import die_with
 
 if TYPE_CHECKING:
-    from pytest import TestReport
+    import pytest
 
 _TESTS: Final = Path("tests")
 _OTHERS: Final = ("cluster", "sim", "vllm", "vllm_versions")
@@ -77,7 +77,7 @@ def main() -> int:
     return failed
 
 
-def pytest_runtest_logreport(report: "TestReport") -> None:
+def pytest_runtest_logreport(report: "pytest.TestReport") -> None:
     """A hook of pytest: print the name of a test that has failed."""
     if report.failed:
         print(f"\nFAILED {report.nodeid} ({report.when})", flush=True)
