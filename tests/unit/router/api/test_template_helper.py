@@ -72,6 +72,12 @@ TALKS: tuple[list[Message], ...] = (
 TOOLS: tuple[Tools | None, ...] = (None, [WEATHER, CLOCK_TOOL])
 
 
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However busy the machine is, it is processor time that runs out."""
+    monkeypatch.setattr(template_helper, "_WALL_S_PER_CPU_S", 1000.0)
+
+
 def say(text: str) -> list[Message]:
     return [{"role": "user", "content": text}]
 
@@ -206,13 +212,12 @@ def test_a_template_that_takes_all_memory_is_given_up_and_the_router_does_not_gr
     async def test(templates: HelperTemplates) -> None:
         bad, good = loaded(templates, GROWS, "big"), loaded(templates, SAYS)
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        largest_child = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+        assert psutil.Process(templates.pid).rlimit(psutil.RLIMIT_AS)[0] == 512 << 20
         failed = await problem(bad.render(say("grow"), None, AMPLE))
         assert failed.code == "invalid_request"
         assert failed.message.endswith("the chat template of the model 'big': it took more than 512 MiB of memory")
         assert await good.render(say("a"), None, AMPLE) == "a"
         assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 << 10
-        assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss <= max(largest_child, 512 << 10)
 
     on_helper(test)
 
@@ -245,14 +250,15 @@ def test_a_process_that_was_killed_is_started_again_also_for_what_it_was_busy_wi
 
 
 def test_a_process_that_was_stopped_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(template_helper, "_WALL_S_PER_CPU_S", 1.0)
-
     async def test(templates: HelperTemplates) -> None:
         template = loaded(templates, SAYS)
         assert await template.render(say("a"), None, AMPLE) == "a"
         assert templates.pid is not None
         os.kill(templates.pid, signal.SIGSTOP)
         asked = [asyncio.create_task(template.render(say(text), None, AMPLE)) for text in "bc"]
+        monkeypatch.setattr(template_helper, "_WALL_S_PER_CPU_S", 1.0)
+        await asyncio.sleep(0)
+        monkeypatch.setattr(template_helper, "_WALL_S_PER_CPU_S", 1000.0)
         assert "no answer came from the process" in (await problem(asked[0])).message
         # The template need not be at fault: it is not given up for a while.
         assert await asked[1] == "c"
