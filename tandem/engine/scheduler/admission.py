@@ -7,6 +7,7 @@ from tandem.engine.protocol import EngineInfo, EngineRequest, FetchJob, FetchTar
 from tandem.engine.scheduler.events import EngineEvents
 from tandem.engine.scheduler.kv_cache_manager import KvCacheManager
 from tandem.engine.scheduler.sequence import Fetch, ScheduledRequest, Sequence
+from tandem.engine.scheduler.sequence_status import SequenceStatus
 from tandem.engine.scheduler.step_rules import Way, blocks_for, may_enter, may_export, spare_blocks
 from tandem.engine.settings import SchedulerSettings
 
@@ -118,7 +119,7 @@ class Admission:
     def _brought_ahead(self) -> int:
         """Works that are being fetched for, or wait for a share of a step's budget."""
         batch = self._residence.batch
-        fetching = (sequence.job.fetch for sequence in batch.parked if sequence.being_fetched)
+        fetching = (sequence.job.fetch for sequence in batch.loading)
         return len(batch.prefilling) + sum(fetch is not None and not fetch.hand_off for fetch in fetching)
 
     def _fits(self, sequence: Sequence) -> bool:
@@ -179,7 +180,7 @@ class Admission:
     def _account(self, sequence: Sequence, matched: int, needed: int) -> None:
         residence, job = self._residence, sequence.job
         sequence.computed = matched * residence.block_tokens
-        if job.admitted is None:
+        if sequence.status is SequenceStatus.WAITING:
             job.tokens_reused += min(sequence.computed, sequence.known)
         if job.leased and sequence is job.root:
             residence.settle_export_due(job, -needed)
@@ -188,7 +189,7 @@ class Admission:
 
     def _enter(self, sequence: Sequence, now: float) -> None:
         job = sequence.job
-        if job.admitted is None:
+        if sequence.status is SequenceStatus.WAITING:
             job.admitted = now
             self._start_fetch(job, sequence, now)
         self._residence.settle(sequence)

@@ -18,7 +18,7 @@ def load_of(
     queued = residence.computable.tokens + residence.bringable.tokens
     queued += sum(sequence.beyond_bring for sequence in residence.aside)
     queued += sum(sequence.length - sequence.computed for sequence in residence.batch.prefilling)
-    queued += sum(sequence.beyond_fetch for sequence in residence.batch.parked)
+    queued += sum(sequence.beyond_fetch for sequence in residence.batch.loading)
     return Load(
         running=residence.batch.width,
         waiting=residence.waiting,

@@ -4,15 +4,19 @@ Everything here changes state in place and decides nothing about *when*: `admiss
 """
 
 from collections.abc import Iterable, Mapping
+from typing import Final
 
 from tandem.engine.protocol import FetchTarget
 from tandem.engine.scheduler.batch import Batch
 from tandem.engine.scheduler.blocks import BlockPool
 from tandem.engine.scheduler.leases import LeaseTable
 from tandem.engine.scheduler.plan import Draw
-from tandem.engine.scheduler.sequence import Fetch, Phase, ScheduledRequest, Sequence
+from tandem.engine.scheduler.sequence import Fetch, ScheduledRequest, Sequence
+from tandem.engine.scheduler.sequence_status import NOT_ADMITTED, SequenceStatus
 from tandem.engine.scheduler.waiting_queue import WaitingQueue
 from tandem.engine.settings import SchedulerSettings
+
+_UNFORKED: Final = SequenceStatus.WAITING_FOR_PARENT
 
 
 class KvCacheManager:
@@ -49,16 +53,15 @@ class KvCacheManager:
         self._arrivals += 1
         return self._arrivals
 
-    # -- phases --
+    # -- states --
 
     def enqueue(self, sequence: Sequence) -> None:
         """Let a sequence without blocks wait for admission."""
-        self.batch.move(sequence, Phase.WAITING)
         self._queue_of(sequence).push(sequence)
 
     def _queue_of(self, sequence: Sequence) -> WaitingQueue:
         job = sequence.job
-        if sequence is not job.root or job.admitted is not None:
+        if sequence.status is SequenceStatus.PREEMPTED:
             return self.computable
         if job.handed_over:
             return self.fetchable
@@ -76,21 +79,22 @@ class KvCacheManager:
         return len(self.fetchable) + len(self.bringable) + len(self.computable) + len(self.aside)
 
     def settle(self, sequence: Sequence) -> None:
-        """Put an admitted sequence into the phase its tokens, blocks and next position call for."""
-        if sequence.being_fetched:
-            self.batch.move(sequence, Phase.PARKED)
+        """Put an admitted sequence into the state its tokens, blocks and next position call for."""
+        if sequence.has_pending_blocks:
+            self.batch.move(sequence, SequenceStatus.WAITING_FOR_REMOTE_KVS)
             return
         self.skip_present(sequence)
         if sequence.computed < sequence.length:
             generating = sequence.length > sequence.known and sequence.computed == sequence.length - 1
-            phase = Phase.DECODE if generating else Phase.PREFILL
+            status = SequenceStatus.RUNNING_DECODE if generating else SequenceStatus.RUNNING_PREFILL
         elif sequence.is_parent and not self.draws(sequence):
             self.fork(sequence)
             return
         else:
-            phase = Phase.PARKED if sequence.awaits_first else Phase.PREFILL
-        self.ready_again = self.ready_again or phase is not Phase.PARKED
-        self.batch.move(sequence, phase)
+            waits = sequence.awaits_first
+            status = SequenceStatus.WAITING_FOR_FIRST_TOKEN if waits else SequenceStatus.RUNNING_PREFILL
+        self.ready_again = self.ready_again or status is not SequenceStatus.WAITING_FOR_FIRST_TOKEN
+        self.batch.move(sequence, status)
 
     def draws(self, sequence: Sequence) -> tuple[Draw, ...]:
         """The draws that need the logits of the last known token."""
@@ -99,13 +103,13 @@ class KvCacheManager:
         return tuple(
             branch.draw()
             for branch in sequence.job.branches.values()
-            if branch.phase is Phase.UNBORN and branch.length == sequence.length and not branch.awaits_first
+            if branch.status is _UNFORKED and branch.length == sequence.length and not branch.awaits_first
         )
 
     def fork(self, trunk: Sequence) -> None:
         """Share the trunk's KV, which is complete, with its branches from here on."""
         job = trunk.job
-        born = [branch for branch in job.branches.values() if branch.phase is Phase.UNBORN]
+        born = [branch for branch in job.branches.values() if branch.status is _UNFORKED]
         for branch in born:
             for slot in trunk.table:
                 self.pool.ref(slot)
@@ -114,7 +118,7 @@ class KvCacheManager:
             branch.extend_names(job.work.root, self.block_tokens)
             branch.computed = trunk.computed
             branch.cow = trunk.computed % self.block_tokens != 0
-        self.drop(trunk, Phase.DONE)
+        self.drop(trunk, SequenceStatus.FINISHED)
         for branch in born:
             self.settle(branch)
 
@@ -178,7 +182,7 @@ class KvCacheManager:
         job.export_due -= blocks
         self.export_due -= blocks
 
-    def drop(self, sequence: Sequence, phase: Phase) -> None:
+    def drop(self, sequence: Sequence, status: SequenceStatus) -> None:
         """Give back all blocks; slots that a fetch may still write to go into quarantine."""
         job = sequence.job
         fetch = job.fetch if sequence is job.root else None
@@ -193,7 +197,7 @@ class KvCacheManager:
         if fetch is not None:
             self._forget_fetch(job, fetch)
         self.unqueue(sequence)
-        self.batch.move(sequence, phase)
+        self.batch.move(sequence, status)
 
     def preempt(self, sequence: Sequence) -> None:
         """Preempt a sequence: take all its blocks and let it wait again, after revoking what its request has
@@ -207,7 +211,7 @@ class KvCacheManager:
             self._unexport(job)
         elif job.leased:
             self.leases.release(job.work.lease_id)
-        self.drop(sequence, Phase.WAITING)
+        self.drop(sequence, SequenceStatus.PREEMPTED)
         self._queue_of(sequence).push(sequence)
         job.preemptions += 1
         self.preemptions += 1
@@ -222,7 +226,7 @@ class KvCacheManager:
 
     def bring(self, job: ScheduledRequest, blocks: int) -> None:
         """Let the first `blocks` full blocks of a request be fetched when it is admitted."""
-        if job.admitted is not None:
+        if job.root.status not in NOT_ADMITTED:
             return
         job.bring = min(blocks, job.root.known // self.block_tokens)
         if job.root in self.bringable or job.root in self.computable:
@@ -233,6 +237,7 @@ class KvCacheManager:
         """Let a request wait for block `name`, which is being fetched for another request, without holding up
         others."""
         self.unqueue(job.root)
+        self.batch.move(job.root, SequenceStatus.WAITING_FOR_PREFIX)
         job.waited_for = self.bringing[name]
         self.aside[job.root] = name
 
@@ -256,6 +261,7 @@ class KvCacheManager:
         del self.bringing[name]
         for sequence in [each for each, awaited in self.aside.items() if awaited == name]:
             del self.aside[sequence]
+            self.batch.move(sequence, SequenceStatus.WAITING)
             self._queue_of(sequence).push(sequence)
 
     def blocks_ready(self, job: ScheduledRequest) -> None:
@@ -275,8 +281,7 @@ class KvCacheManager:
 
     def put_off(self, job: ScheduledRequest, now: float) -> None:
         """Take back the blocks of a request that fetches. The request waits again as soon as its fetch has ended."""
-        self.drop(job.root, Phase.WAITING)
-        job.withdrawn = True
+        self.drop(job.root, SequenceStatus.WAITING_FOR_LOAD_END)
         job.ready = False
         job.admitted = None
         job.queued = now
@@ -308,8 +313,8 @@ class KvCacheManager:
         for slot in self.abandoned.pop(work_id, ()):
             if slot not in late_slots:
                 self.pool.unquarantine(slot)
-        if job is not None and job.withdrawn:
-            job.withdrawn = False
+        if job is not None and job.root.status is SequenceStatus.WAITING_FOR_LOAD_END:
+            self.batch.move(job.root, SequenceStatus.WAITING)
             self._queue_of(job.root).push(job.root)
         if job is None or job.fetch is None:
             return
@@ -329,7 +334,7 @@ class KvCacheManager:
         self._forget_fetch(job, fetch)
         fetch.pending = {index: t for index, t in fetch.pending.items() if t.slot in late_slots}
         job.fetch = fetch
-        self.drop(root, Phase.WAITING)
+        self.drop(root, SequenceStatus.PREEMPTED)
         self.abandoned.pop(job.work.work_id, None)
         self._queue_of(root).push(root)
 

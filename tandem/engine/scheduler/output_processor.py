@@ -8,11 +8,12 @@ from tandem.engine.protocol import Emitted
 from tandem.engine.scheduler.events import EngineEvents
 from tandem.engine.scheduler.kv_cache_manager import KvCacheManager
 from tandem.engine.scheduler.plan import Drawn
-from tandem.engine.scheduler.sequence import Phase, ScheduledRequest, Sequence
+from tandem.engine.scheduler.sequence import ScheduledRequest, Sequence
+from tandem.engine.scheduler.sequence_status import SequenceStatus
 from tandem.engine.scheduler.stop_check import finish_of
 
-_DECODE: Final = Phase.DECODE
-_DONE: Final = Phase.DONE
+_DECODE: Final = SequenceStatus.RUNNING_DECODE
+_FINISHED: Final = SequenceStatus.FINISHED
 
 
 class OutputProcessor:
@@ -34,7 +35,7 @@ class OutputProcessor:
         """Accept a token for everybody in a step's columns who is still here."""
         emitted = self._outbox.emitted
         for sequence, token in zip(generating, tokens, strict=True):
-            if sequence.phase is not _DECODE:
+            if sequence.status is not _DECODE:
                 continue
             position = sequence.outputs + 1
             sequence.computed += 1
@@ -56,9 +57,9 @@ class OutputProcessor:
             if job is None:
                 continue
             branch, token, position = job.branches[one.sequence], one.token, one.position
-            if branch.phase is _DONE or position != branch.outputs + 1:
+            if branch.status is _FINISHED or position != branch.outputs + 1:
                 continue
-            decoding = branch.phase is _DECODE
+            decoding = branch.status is _DECODE
             if decoding and position < job.max_tokens and token not in job.ends and not job.prefills:
                 # What `accept` would do for nearly every token there is.
                 branch.append(token)
@@ -67,7 +68,7 @@ class OutputProcessor:
                 emitted.append(Emitted(one.work_id, one.sequence, position, token, None, None, one.logprob))
                 continue
             finish = self.accept(branch, token, one.logprob, now)
-            if not decoding and finish is None and not branch.done:
+            if not decoding and finish is None and not branch.finished:
                 self._residence.settle(branch)
 
     def accept(

@@ -20,7 +20,8 @@ from tandem.engine.scheduler.kv_cache_manager import KvCacheManager
 from tandem.engine.scheduler.output_processor import OutputProcessor
 from tandem.engine.scheduler.plan import Step, StepResult
 from tandem.engine.scheduler.request_deadlines import RequestDeadlines
-from tandem.engine.scheduler.sequence import Phase, ScheduledRequest, Sequence
+from tandem.engine.scheduler.sequence import ScheduledRequest, Sequence
+from tandem.engine.scheduler.sequence_status import NOT_ADMITTED, SequenceStatus
 from tandem.engine.scheduler.shared_exports import SharedExports
 from tandem.engine.scheduler.stalled_kv_loads import StalledKvLoads
 from tandem.engine.scheduler.step_budget import StepBudget
@@ -29,9 +30,11 @@ from tandem.engine.scheduler.step_planner import StepPlanner
 from tandem.engine.scheduler.throughput import Throughput
 from tandem.engine.settings import SchedulerSettings
 
-_PREFILL: Final = Phase.PREFILL
-_DECODE: Final = Phase.DECODE
-_DONE: Final = Phase.DONE
+_PREFILL: Final = SequenceStatus.RUNNING_PREFILL
+_DECODE: Final = SequenceStatus.RUNNING_DECODE
+_AWAITS_FIRST: Final = SequenceStatus.WAITING_FOR_FIRST_TOKEN
+_UNFORKED: Final = SequenceStatus.WAITING_FOR_PARENT
+_FINISHED: Final = SequenceStatus.FINISHED
 
 _TELL_PROGRESS_S: Final = 0.25
 
@@ -90,14 +93,14 @@ class Scheduler:
             self._end(job, now, completed=False)
             return
         branch = job.branches.get(sequence)
-        if branch is not None and not branch.done:
+        if branch is not None and not branch.finished:
             self._close(branch, now)
 
     def provide_first(self, work_id: int, sequence: int, token: int, now: float, relay: bool = False) -> None:
         """The next position of a branch of a decode work. Repeats, and positions drawn here, are ignored."""
         job = self._jobs.get(work_id)
         branch = job.branches.get(sequence) if job is not None else None
-        if job is None or branch is None or branch.done or job.work.mode != "decode":
+        if job is None or branch is None or branch.finished or job.work.mode != "decode":
             return
         if branch.outputs != branch.forced:
             return
@@ -105,7 +108,7 @@ class Scheduler:
         self._prefill_over(job, now)
         self.residence.blocks_ready(job)
         self._output_processor.accept(branch, token, None, now, emit=relay, relayed=relay)
-        if branch.phase is Phase.PARKED:
+        if branch.status is _AWAITS_FIRST:
             self.residence.settle(branch)
 
     def sample_first(self, work_id: int, now: float) -> None:
@@ -118,7 +121,7 @@ class Scheduler:
         self.residence.prefill_lost(job)
         for branch in job.branches.values():
             branch.awaits_first = False
-            if branch.phase is Phase.PARKED:
+            if branch.status is _AWAITS_FIRST:
                 self.residence.settle(branch)
         self._stalled_kv_loads.prefill_lost(job)
 
@@ -135,7 +138,7 @@ class Scheduler:
         """The full blocks that a waiting request begins with; None when the request no longer waits, or is
         private."""
         job = self._jobs.get(work_id)
-        if job is None or job.admitted is not None or job.work.private:
+        if job is None or job.root.status not in NOT_ADMITTED or job.work.private:
             return None
         names = tuple(job.root.names[: job.root.known // self.info.layout.block_tokens])
         return Prefix(names, len(self.residence.pool.match(names)))
@@ -224,8 +227,8 @@ class Scheduler:
             self.residence.pool.release(source)
         taken = self._fill(draft, result)
         for entry in draft.entries.values():
-            phase, count = entry.sequence.phase, len(entry.complete)
-            if phase is _DECODE or phase is _PREFILL:
+            status, count = entry.sequence.status, len(entry.complete)
+            if status is _DECODE or status is _PREFILL:
                 if count or entry.prefill:
                     self._advance(entry, result.digests[taken : taken + count], now)
                 else:
@@ -235,7 +238,7 @@ class Scheduler:
         self._output_processor.columns(draft.generating, result.tokens, now)
         self._output_processor.drawn(result.drawn, now)
         for entry in draft.entries.values():
-            if entry.prefill and entry.sequence.phase is _PREFILL:
+            if entry.prefill and entry.sequence.status is _PREFILL:
                 self.residence.settle(entry.sequence)
         return self.take_report()
 
@@ -261,7 +264,7 @@ class Scheduler:
     def _fill(self, draft: Draft, result: StepResult) -> int:
         """Publish the blocks that columns have completed; gives how many there were."""
         for (sequence, block), digests in zip(draft.filled.items(), result.digests, strict=False):
-            if sequence.phase is _DECODE:
+            if sequence.status is _DECODE:
                 self.residence.complete(sequence, block, digests)
         return len(draft.filled)
 
@@ -269,10 +272,10 @@ class Scheduler:
 
     def _close(self, branch: Sequence, now: float) -> None:
         """Finish a branch. The request ends with its last branch."""
-        if branch.phase is Phase.UNBORN:
-            branch.phase = Phase.DONE
+        if branch.status is _UNFORKED:
+            self.residence.batch.move(branch, _FINISHED)
         elif branch is not branch.job.root:
-            self.residence.drop(branch, Phase.DONE)
+            self.residence.drop(branch, _FINISHED)
         branch.job.live -= 1
         if branch.job.live == 0:
             self._end(branch.job, now, completed=bool(branch.job.first))
@@ -281,10 +284,10 @@ class Scheduler:
         """Let go of everything but, after a prefill that decode is to go on from, the exported blocks."""
         del self._jobs[job.work.work_id]
         for sequence in job.sequences:
-            if sequence.phase is Phase.UNBORN:
-                sequence.phase = Phase.DONE
-            elif not sequence.done:
-                self.residence.drop(sequence, Phase.DONE)
+            if sequence.status is _UNFORKED:
+                self.residence.batch.move(sequence, _FINISHED)
+            elif not sequence.finished:
+                self.residence.drop(sequence, _FINISHED)
         self.residence.settle_export_due(job, job.export_due)
         wanted = any(finish is None for _, _, finish in job.first)
         if job.leased and completed and wanted:
@@ -330,7 +333,7 @@ class Scheduler:
                 self.leases.move(job.work.lease_id, now)
 
     def _note_prefilled(self, job: ScheduledRequest, now: float) -> None:
-        if job.prefilled is None and (job.root.done or job.root.computed >= job.root.known):
+        if job.prefilled is None and (job.root.finished or job.root.computed >= job.root.known):
             job.prefilled = now
 
     # -- figures --

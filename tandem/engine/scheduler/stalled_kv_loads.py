@@ -71,7 +71,7 @@ class StalledKvLoads:
         return min((at for job in self._fetching() if (at := self._idle_at(job)) > now), default=float("inf"))
 
     def _fetching(self) -> list[ScheduledRequest]:
-        fetching = (sequence.job for sequence in self.residence.batch.parked if sequence.being_fetched)
+        fetching = (sequence.job for sequence in self.residence.batch.loading)
         return [job for job in fetching if job.fetch is not None and job.fetch.hand_off and not job.fetch.stopped]
 
     def _idle_at(self, job: ScheduledRequest) -> float:

@@ -6,12 +6,14 @@ from typing import Final
 from tandem.engine.scheduler.admission import Admission
 from tandem.engine.scheduler.kv_cache_manager import KvCacheManager
 from tandem.engine.scheduler.plan import Row
-from tandem.engine.scheduler.sequence import Phase, Sequence
+from tandem.engine.scheduler.sequence import Sequence
+from tandem.engine.scheduler.sequence_status import SequenceStatus
 from tandem.engine.scheduler.step_budget import StepBudget
 from tandem.engine.scheduler.step_draft import Draft, Entry
 from tandem.engine.scheduler.step_rules import Allowance, chunk_end
 
-_DECODE: Final = Phase.DECODE
+_PREFILL: Final = SequenceStatus.RUNNING_PREFILL
+_DECODE: Final = SequenceStatus.RUNNING_DECODE
 
 
 @dataclass
@@ -33,13 +35,13 @@ class StepPlanner:
         for sequence in self.residence.batch.prefills():
             if allowance.spent:
                 break
-            if sequence.phase is Phase.PREFILL:
+            if sequence.status is _PREFILL:
                 self._prefill(sequence, draft, allowance)
         while not draft.preempted:
             admitted = self.admission.next(not allowance.spent, now)
             if admitted is None:
                 break
-            if admitted.phase is Phase.PREFILL:
+            if admitted.status is _PREFILL:
                 self._prefill(admitted, draft, allowance)
         return draft
 
@@ -47,7 +49,7 @@ class StepPlanner:
         """A row for every running sequence. Once per token of everybody: in one piece, and without detours."""
         size, generating, context, plain = self.residence.block_tokens, draft.generating, 0, self.columns
         for sequence in tuple(self.residence.batch.decoding):
-            if sequence.phase is not _DECODE:
+            if sequence.status is not _DECODE:
                 continue
             start = sequence.computed
             inside = start % size

@@ -1,11 +1,14 @@
 """Sequences that wait to be admitted, the most urgent first."""
 
 import heapq
+from typing import Final
 
-from tandem.engine.scheduler.sequence import Phase, Sequence
+from tandem.engine.scheduler.sequence import Sequence
+from tandem.engine.scheduler.sequence_status import SequenceStatus
 from tandem.engine.scheduler.step_rules import Order, turn
 
 _Key = tuple[bool, Order, int]
+_QUEUED: Final = frozenset({SequenceStatus.WAITING, SequenceStatus.PREEMPTED})
 
 
 class WaitingQueue:
@@ -31,7 +34,7 @@ class WaitingQueue:
 
     def push(self, sequence: Sequence) -> None:
         """Let it wait; in the place that its work calls for now, when it waits already."""
-        assert sequence.phase is Phase.WAITING
+        assert sequence.status in _QUEUED
         key = turn(sequence.job.ready, sequence.job.order, sequence.index)
         if self._waiting.get(sequence) != key:
             self._waiting[sequence] = key
