@@ -246,7 +246,7 @@ class LocalEngine:
     # -- blocks, tiers --
 
     def hold(self, name: bytes) -> Handle | None:
-        pool = self.scheduler.residence.pool
+        pool = self.scheduler.kv_cache.pool
         slot = pool.hold(name)
         if slot is None:
             return None
@@ -255,7 +255,7 @@ class LocalEngine:
         return Handle(self._epoch, name, slot, generation, bind(words, self._epoch, name, generation))
 
     def unhold(self, slot: int) -> None:
-        self.scheduler.residence.pool.unhold(slot)
+        self.scheduler.kv_cache.pool.unhold(slot)
         self._changed()
 
     # -- blocks, receiver side --

@@ -213,7 +213,7 @@ class RealWorker:
 
     @property
     def preemptions(self) -> int:
-        return self.scheduler.residence.preemptions
+        return self.scheduler.state.preemptions
 
     def leading(self, names: Sequence[int]) -> int:
         """How many of the first names are here: nobody asks where placement is fixed."""

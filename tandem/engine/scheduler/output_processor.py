@@ -6,8 +6,8 @@ from typing import Final
 from tandem.core.messages import TokenLogprob
 from tandem.engine.protocol import Emitted
 from tandem.engine.scheduler.events import EngineEvents
-from tandem.engine.scheduler.kv_cache_manager import KvCacheManager
 from tandem.engine.scheduler.plan import Drawn
+from tandem.engine.scheduler.scheduler_state import SchedulerState
 from tandem.engine.scheduler.sequence import ScheduledRequest, Sequence
 from tandem.engine.scheduler.sequence_status import SequenceStatus
 from tandem.engine.scheduler.stop_check import finish_of
@@ -22,12 +22,12 @@ class OutputProcessor:
     def __init__(
         self,
         jobs: dict[int, ScheduledRequest],
-        residence: KvCacheManager,
+        state: SchedulerState,
         outbox: EngineEvents,
         close: Callable[[Sequence, float], None],
     ) -> None:
         self._jobs = jobs
-        self._residence = residence
+        self._state = state
         self._outbox = outbox
         self._close = close
 
@@ -69,7 +69,7 @@ class OutputProcessor:
                 continue
             finish = self.accept(branch, token, one.logprob, now)
             if not decoding and finish is None and not branch.finished:
-                self._residence.settle(branch)
+                self._state.settle(branch)
 
     def accept(
         self,

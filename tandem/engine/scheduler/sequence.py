@@ -21,6 +21,7 @@ from tandem.engine.scheduler.sequence_status import NOT_ADMITTED, SequenceStatus
 from tandem.engine.scheduler.step_rules import order_of
 
 _REASONS_MAX = 16
+_UNFORKED: Final = SequenceStatus.WAITING_FOR_PARENT
 _BEHIND_PROMPTS: Final = NOT_ADMITTED | {SequenceStatus.PREEMPTED, SequenceStatus.RUNNING_PREFILL}
 
 
@@ -150,6 +151,16 @@ class Sequence:
         named = len(names) * size
         if len(self.tokens) - named >= size:
             names += chain_names(names[-1] if names else root, bytes(self.tokens[named:]), block_tokens)
+
+    def draws(self) -> tuple[Draw, ...]:
+        """The draws that need the logits of the last known token."""
+        if not self.is_parent:
+            return () if self.awaits_first else (self.draw(),)
+        return tuple(
+            branch.draw()
+            for branch in self.job.branches.values()
+            if branch.status is _UNFORKED and branch.length == self.length and not branch.awaits_first
+        )
 
     def draw(self) -> Draw:
         """The parameters with which the next position is sampled."""

@@ -43,19 +43,18 @@ class StageState:
             shared_leases_max=settings.shared_leases_max,
             watermark=settings.watermark,
         )
-        residence = KvCacheManager(blocks, block_tokens, shares)
-        self.residence = residence
-        self.pool = residence.pool
-        self.leases = residence.leases
+        self.kv_cache = KvCacheManager(blocks, block_tokens)
+        self.pool = self.kv_cache.pool
+        self.leases = self.kv_cache.leases
         self.outbox = EngineEvents()
-        self.sharing = SharedExports(residence, self.outbox, shares)
+        self.sharing = SharedExports(self.kv_cache, self.outbox, shares)
         self.to_ranks: list[ToRank] = []
         self.admitted: list[tuple[int, dict[str, object] | None]] = []
         self.refused: list[tuple[int, TandemError]] = []
         self.to_digest: list[tuple[int, Digested]] = []
         """Slots of blocks that all ranks have saved, and what takes their content words."""
         self._admission = StageAdmission(self.pool, self.leases, settings)
-        self._placing = StagePlacing(residence, self.outbox, self._admission, self.to_ranks)
+        self._placing = StagePlacing(self.kv_cache, self.outbox, self._admission, self.to_ranks)
         self._ranks = tuple(ranks)
         self._writers = frozenset(writers)
         self.outputs = StageOutputs(
@@ -156,7 +155,7 @@ class StageState:
     def look(self, now: float) -> None:
         """Do what can be done now: end leases and requests whose time is over, and give slots to waiting requests."""
         self.leases.expire(now)
-        self.residence.take_landed()
+        self.kv_cache.take_landed()
         for work in tuple(self._waiting.values()):
             if now >= min(work.opened + self.settings.queue_s, work.work.deadline):
                 del self._waiting[work.work_id]

@@ -199,7 +199,7 @@ def test_bytes_that_may_come_late_move_the_work_to_other_slots_and_its_exports_w
     h.end_fetch(work, "stalled", (late.slot,))
     assert h.exports(work) == [], "pending again"
     h.run()
-    assert h.scheduler.residence.pool.quarantined == 1
+    assert h.scheduler.kv_cache.pool.quarantined == 1
     assert len(h.exports(work)) == 5
     assert h.stats(work).tokens_computed == 14, "what had landed was found by its name"
     h.quiet()
@@ -348,5 +348,5 @@ def test_a_guest_takes_only_room_that_nobody_waits_for() -> None:
     (peer_read,) = h.peer_reads
     late = h.peer_reads[peer_read].targets[0].slot
     h.end_guest(peer_read, (late,))
-    assert h.scheduler.residence.pool.quarantined == 1
+    assert h.scheduler.kv_cache.pool.quarantined == 1
     h.drain()

@@ -102,7 +102,7 @@ def test_what_waits_for_a_first_token_may_be_preempted_and_find_its_blocks_again
     while h.stories[urgent].ended is None:
         h.step()
     h.step()
-    assert h.scheduler.residence.preemptions == 1
+    assert h.scheduler.state.preemptions == 1
     assert states[work][2:4] == [S.WAITING_FOR_FIRST_TOKEN, S.PREEMPTED]
     h.provide(work, 0)
     h.run()
