@@ -1,42 +1,39 @@
 """An engine made of a scheduler and a runner: the async shell around the scheduler's decisions."""
 
 import asyncio
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import msgspec
 
 from tandem.core.clock import Clock
 from tandem.core.errors import TandemError
-from tandem.core.kv import Handle, Layout
+from tandem.core.kv import Layout
 from tandem.core.messages import Load
-from tandem.engine.digest import Digester, bind
+from tandem.engine.leased_block_space import LeasedBlockSpace
 from tandem.engine.protocol import (
     BlockMemory,
     BlockSpace,
     EngineInfo,
     EngineRequest,
-    FirstTokens,
-    Gone,
     Listener,
-    Pending,
     Prefix,
     StepReport,
 )
+from tandem.engine.scheduler.kv_cache_manager import KvCacheManager
 from tandem.engine.scheduler.plan import Runner
 from tandem.engine.scheduler.scheduler import Scheduler
+from tandem.engine.scheduler.shared_exports import SharedExports
 from tandem.engine.scheduler.stall_detection import ProcessSample, StallVerdict, judge
 from tandem.engine.settings import SchedulerSettings
 
 
-class LocalEngine:
+class LocalEngine(LeasedBlockSpace):
     """Implements `Engine` and `BlockSpace`. `clock` must agree with the event loop's time."""
 
     def __init__(self, runner: Runner, settings: SchedulerSettings, clock: Clock, epoch: int) -> None:
+        super().__init__(clock, epoch)
         self._runner = runner
         self._settings = settings
-        self._clock = clock
-        self._epoch = epoch
         self._scheduler: Scheduler | None = None
         self._listener: Listener | None = None
         self._wake = asyncio.Event()
@@ -49,7 +46,6 @@ class LocalEngine:
         self._load_timer: asyncio.TimerHandle | None = None
         self._overdue_s = 0.0
         self._problem: TandemError | None = None
-        self._watchers: dict[str, list[Callable[[], None]]] = {}
         runner.watch(self._seen)
 
     # -- engine --
@@ -169,17 +165,7 @@ class LocalEngine:
         """Names of all full blocks available now. What became available since the last report is in both."""
         return self.scheduler.snapshot()
 
-    # -- blocks, holder side --
-
-    @property
-    def epoch(self) -> int:
-        return self._epoch
-
-    def begin_epoch(self, epoch: int) -> None:
-        """A new incarnation: handles and leases of the last one are void."""
-        self._epoch = epoch
-        self.scheduler.leases.release_all()
-        self._changed()
+    # -- blocks --
 
     @property
     def layout(self) -> Layout:
@@ -189,76 +175,17 @@ class LocalEngine:
     def memory(self) -> BlockMemory:
         return self._runner.memory
 
-    def lease_exists(self, lease_id: str) -> bool:
-        return self.scheduler.leases.exists(lease_id)
+    @property
+    def _kv_cache(self) -> KvCacheManager:
+        assert self._scheduler is not None, "start() has not returned yet"
+        return self._scheduler.kv_cache
 
-    def lease_ended(self, lease_id: str) -> bool:
-        return self.scheduler.leases.tombstoned(lease_id)
+    @property
+    def _sharing(self) -> SharedExports:
+        return self.scheduler.sharing
 
-    def lease_moved(self, lease_id: str) -> float:
-        return self.scheduler.leases.moved(lease_id)
-
-    def look(self, lease_id: str, name: bytes) -> Handle | Pending | Gone:
-        return self.scheduler.leases.look(lease_id, name, self._epoch)
-
-    def first_tokens(self, lease_id: str) -> FirstTokens | None:
-        return self.scheduler.leases.first_tokens(lease_id)
-
-    def renew(self, lease_id: str) -> bool:
-        return self.scheduler.leases.renew(lease_id, self._clock.now())
-
-    def release(self, lease_id: str) -> None:
-        self.scheduler.release_lease(lease_id)
-        self._changed()
-
-    def share(self, lease_id: str, names: Sequence[bytes], length_s: float) -> bool:
-        shared = self.scheduler.sharing.open(lease_id, names, length_s, self._clock.now())
-        self._changed()
-        return shared
-
-    def bring_shared(self, lease_id: str, names: Sequence[bytes]) -> None:
-        self.scheduler.sharing.peer_reads.ask(lease_id, names)
-        self._changed()
-
-    def recheck(self, lease_id: str, name: bytes) -> bool:
-        found = self.look(lease_id, name)
-        if not isinstance(found, Handle):
-            return False
-        words = Digester(self.layout).content_words(self.memory.block(found.slot))
-        if bind(words, found.epoch, name, found.generation) == found.digests:
-            return False
-        self.scheduler.invalidate(found.slot, self._clock.now())
-        self._changed()
-        return True
-
-    def watch(self, lease_id: str, wake: Callable[[], None]) -> Callable[[], None]:
-        self._watchers.setdefault(lease_id, []).append(wake)
-
-        def unwatch() -> None:
-            watching = self._watchers.get(lease_id, [])
-            if wake in watching:
-                watching.remove(wake)
-            if not watching:
-                self._watchers.pop(lease_id, None)
-
-        return unwatch
-
-    # -- blocks, tiers --
-
-    def hold(self, name: bytes) -> Handle | None:
-        pool = self.scheduler.kv_cache.pool
-        slot = pool.hold(name)
-        if slot is None:
-            return None
-        words, generation = pool.digests(slot), pool.generation(slot)
-        assert words is not None, "a block with a name is complete"
-        return Handle(self._epoch, name, slot, generation, bind(words, self._epoch, name, generation))
-
-    def unhold(self, slot: int) -> None:
-        self.scheduler.kv_cache.pool.unhold(slot)
-        self._changed()
-
-    # -- blocks, receiver side --
+    def _invalidate(self, slot: int) -> None:
+        self.scheduler.invalidate(slot, self._clock.now())
 
     def prefix(self, work_id: int) -> Prefix | None:
         return self.scheduler.prefix(work_id)
@@ -273,10 +200,6 @@ class LocalEngine:
 
     def fetch_ended(self, work_id: int, reason: str | None, late: tuple[int, ...] = ()) -> None:
         self.scheduler.fetch_ended(work_id, reason, self._clock.now(), late)
-        self._changed()
-
-    def quarantine_over(self, slots: tuple[int, ...]) -> None:
-        self.scheduler.quarantine_over(slots)
         self._changed()
 
     # -- reports --
@@ -294,7 +217,7 @@ class LocalEngine:
         if self._listener is not None:
             self._deliver(self.scheduler.take_report())
         else:
-            self._notify()
+            self._wake_watchers()
 
     def _deliver(self, report: StepReport | None) -> None:
         """Give a report to the listener, with the load figures when they are due, and wake who watches leases."""
@@ -310,7 +233,7 @@ class LocalEngine:
             self._load_timer = asyncio.get_running_loop().call_at(due, self._tell_load)
         if report is not None and self._listener is not None:
             self._listener(report)
-        self._notify()
+        self._wake_watchers()
 
     def _tell_load(self) -> None:
         """Deliver load figures that show what happened after the last ones, even during a long step."""
@@ -321,8 +244,3 @@ class LocalEngine:
     def _load(self) -> Load:
         load = self.scheduler.load()
         return msgspec.structs.replace(load, overdue_s=self._overdue_s) if self._overdue_s else load
-
-    def _notify(self) -> None:
-        for lease_id in self.scheduler.leases.take_touched():
-            for wake in tuple(self._watchers.get(lease_id, ())):
-                wake()

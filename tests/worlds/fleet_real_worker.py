@@ -159,7 +159,7 @@ class RealWorker:
         """What a prefill job kept for its transfer may go."""
         self.touch(now)
         job.keeps = False
-        self.scheduler.release_lease(str(self._ids[job]))
+        self.scheduler.leases.release(str(self._ids[job]))
         self.wake(now)
 
     # ---- steps ----

@@ -206,7 +206,8 @@ class Harness:
         """The abandoned transfers write their last bytes and are over."""
         for slot in self.quarantine:
             self.runner.memory.block(slot)[:] = b"\x5a" * self.model.layout.block_bytes
-        self.scheduler.quarantine_over(tuple(self.quarantine))
+        for slot in self.quarantine:
+            self.scheduler.kv_cache.pool.unquarantine(slot)
         self.quarantine = []
 
     # -- tiers --

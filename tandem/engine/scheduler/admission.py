@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from tandem.core.errors import TandemError
 from tandem.engine.protocol import EngineInfo, EngineRequest, FetchJob, FetchTarget
 from tandem.engine.scheduler.events import EngineEvents
+from tandem.engine.scheduler.leases import LeaseTable
 from tandem.engine.scheduler.scheduler_state import SchedulerState
 from tandem.engine.scheduler.sequence import Fetch, ScheduledRequest, Sequence
 from tandem.engine.scheduler.sequence_status import SequenceStatus
@@ -37,6 +38,17 @@ def refuse_impossible(work: EngineRequest, info: EngineInfo) -> None:
     blocks += work.mode == "prefill" and len(work.branches) > 1 and generated > 0
     if blocks > info.blocks:
         raise TandemError("out_of_blocks", f"the work needs up to {blocks} KV blocks, the pool has {info.blocks}")
+
+
+def refuse_lease(work: EngineRequest, leases: LeaseTable) -> None:
+    """Refuse a prefill whose lease cannot be opened. Raises `cancelled` when the lease has already been released, and
+    `invalid_request` when it is in use."""
+    if work.mode != "prefill":
+        return
+    if leases.tombstoned(work.lease_id):
+        raise TandemError("cancelled", f"lease {work.lease_id} was released before its work came")
+    if leases.exists(work.lease_id):
+        raise TandemError("invalid_request", f"lease {work.lease_id} is in use", param="lease_id")
 
 
 @dataclass(frozen=True)

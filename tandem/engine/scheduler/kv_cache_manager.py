@@ -4,7 +4,7 @@ Everything here changes state in place and decides nothing about *when*: `admiss
 of sequences are in `scheduler_state`.
 """
 
-from collections.abc import Container
+from collections.abc import Container, Iterable
 
 from tandem.engine.protocol import FetchTarget
 from tandem.engine.scheduler.blocks import BlockPool
@@ -105,7 +105,7 @@ class KvCacheManager:
             else:
                 self.pool.release(slot)
         if pending:
-            self._abandoned[job.work_id] = tuple(pending)
+            self.abandon(job.work_id, pending)
 
     # -- exports --
 
@@ -135,6 +135,10 @@ class KvCacheManager:
     def coming(self) -> int:
         """The number of quarantined slots that come back when fetches that nobody needs have ended."""
         return sum(len(slots) for slots in self._abandoned.values())
+
+    def abandon(self, work_id: int, slots: Iterable[int]) -> None:
+        """A request gives up quarantined slots before its fetch has ended; `reclaim` follows."""
+        self._abandoned[work_id] = tuple(slots)
 
     def reclaim(self, work_id: int, late: Container[int]) -> None:
         """The fetch of a request without its blocks is over: bytes may come to the `late` slots alone."""

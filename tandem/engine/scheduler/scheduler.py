@@ -13,7 +13,7 @@ from typing import Final
 from tandem.core.errors import TandemError
 from tandem.core.messages import Load
 from tandem.engine.protocol import EngineInfo, EngineRequest, FirstTokens, Prefix, StepReport
-from tandem.engine.scheduler.admission import Admission, refuse_impossible
+from tandem.engine.scheduler.admission import Admission, refuse_impossible, refuse_lease
 from tandem.engine.scheduler.engine_load import load_of
 from tandem.engine.scheduler.events import EngineEvents
 from tandem.engine.scheduler.kv_cache_manager import KvCacheManager
@@ -73,10 +73,7 @@ class Scheduler:
         refuse_impossible(work, self.info)
         if len(self.state.waiting) >= self.settings.max_waiting:
             raise TandemError("queue_full", f"{self.settings.max_waiting} sequences are waiting already")
-        if work.mode == "prefill" and self.leases.tombstoned(work.lease_id):
-            raise TandemError("cancelled", f"lease {work.lease_id} was released before its work came")
-        if work.mode == "prefill" and self.leases.exists(work.lease_id):
-            raise TandemError("invalid_request", f"lease {work.lease_id} is in use", param="lease_id")
+        refuse_lease(work, self.leases)
         size = self.info.layout.block_tokens
         job = ScheduledRequest(work, self.state.waiting.next_arrival(), now, self.info.eos_token_ids, size)
         self._jobs[work.work_id] = job
@@ -173,11 +170,6 @@ class Scheduler:
         if job is not None:
             self._note_prefilled(job, now)
 
-    def quarantine_over(self, slots: tuple[int, ...]) -> None:
-        """End the quarantine of slots that no late byte can reach any more."""
-        for slot in slots:
-            self.kv_cache.pool.unquarantine(slot)
-
     def invalidate(self, slot: int, now: float) -> None:
         """Withdraw a complete block whose bytes are damaged: it is not used any more, and requests that have used it
         fail."""
@@ -185,10 +177,6 @@ class Scheduler:
         for job in tuple(self._jobs.values()):
             if any(slot in sequence.table for sequence in job.sequences):
                 self._fail(job, "kv_corrupt", "a KV block that it attends to was damaged in memory", now)
-
-    def release_lease(self, lease_id: str) -> None:
-        """The peer wants nothing more under this lease, or it must never open."""
-        self.leases.release(lease_id)
 
     # -- steps --
 

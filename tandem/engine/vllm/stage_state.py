@@ -9,6 +9,7 @@ from functools import partial
 
 from tandem.core.errors import TandemError
 from tandem.engine.protocol import EngineRequest, FirstTokens, Prefix
+from tandem.engine.scheduler.admission import refuse_lease
 from tandem.engine.scheduler.events import EngineEvents
 from tandem.engine.scheduler.kv_cache_manager import KvCacheManager
 from tandem.engine.scheduler.shared_exports import SharedExports
@@ -62,8 +63,6 @@ class StageState:
         )
         self._waiting: dict[int, StagedRequest] = {}
         self._works: dict[int, StagedRequest] = {}
-        self._abandoned: dict[int, tuple[int, ...]] = {}
-        """Quarantined slots of requests that ended while their fetch went on; kept until `fetch_ended`."""
         self._arrivals = 0
 
     # -- the engine's side --
@@ -73,7 +72,7 @@ class StageState:
         `invalid_request` for one that is in use."""
         assert work.work_id not in self._works, f"work {work.work_id} is here already"
         assert work.work_id not in self._waiting, f"work {work.work_id} waits already"
-        self._refuse_lease(work)
+        refuse_lease(work, self.leases)
         if len(self._waiting) >= self.settings.max_waiting:
             raise TandemError("queue_full", f"{self.settings.max_waiting} works wait for slots already")
         self._arrivals += 1
@@ -84,14 +83,6 @@ class StageState:
         self._waiting[work.work_id] = staged
         if staged.leased:
             self.leases.open(work.lease_id, work.lease_s, staged.all_names())
-
-    def _refuse_lease(self, work: EngineRequest) -> None:
-        if work.mode != "prefill":
-            return
-        if self.leases.tombstoned(work.lease_id):
-            raise TandemError("cancelled", f"lease {work.lease_id} was released before its work came")
-        if self.leases.exists(work.lease_id):
-            raise TandemError("invalid_request", f"lease {work.lease_id} is in use", param="lease_id")
 
     def provide_first(self, work_id: int, sequence: int, token: int) -> None:
         """The next position of a sequence is known."""
@@ -220,9 +211,7 @@ class StageState:
             self.sharing.peer_reads.ended(work_id, late)
             return
         late_slots = dict.fromkeys(late)
-        for slot in self._abandoned.pop(work_id, ()):
-            if slot not in late_slots:
-                self.pool.unquarantine(slot)
+        self.kv_cache.reclaim(work_id, late_slots)
         work = self._works.get(work_id)
         if work is None or not work.fetching:
             return
@@ -342,7 +331,7 @@ class StageState:
         """Abandon a fetch that goes on for a while: until it has ended, no work owns its slots."""
         work.fetching = False
         pending, work.pending = work.pending, {}
-        self._abandoned[work.work_id] = tuple(target.slot for target in pending.values())
+        self.kv_cache.abandon(work.work_id, [target.slot for target in pending.values()])
         for index in pending:
             self._withhold(work, index)
 

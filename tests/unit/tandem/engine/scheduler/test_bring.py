@@ -324,7 +324,7 @@ def test_a_guests_blocks_are_pinned_as_they_land_and_stay_when_it_has_gone() -> 
     h.land_guest(peer_read, 0)
     h.end_guest(peer_read)
     assert isinstance(leases.look("reuse-1", names[2], EPOCH), Gone)
-    h.scheduler.release_lease("reuse-1")
+    h.scheduler.leases.release("reuse-1")
     work = h.submit(prompt(1, 18))
     h.run()
     assert h.stats(work).tokens_reused == 8

@@ -374,7 +374,7 @@ def test_a_prefill_exports_its_blocks_as_they_complete_and_ends_with_the_first_t
     (first,) = h.stories[work].emitted[0]
     assert h.scheduler.leases.first_tokens(lease) == FirstTokens(((0, first.token, first.finish),))
     assert h.scheduler.load().blocks_exported == len(names)
-    h.scheduler.release_lease(lease)
+    h.scheduler.leases.release(lease)
     assert h.scheduler.kv_cache.pool.available == 64
     assert all(isinstance(h.scheduler.leases.look(lease, name, EPOCH), Gone) for name in names)
 
@@ -428,7 +428,7 @@ def test_exports_end_with_the_lease_and_with_a_cancel() -> None:
 
 def test_a_lease_released_before_its_work_comes_refuses_the_work() -> None:
     h = engine()
-    h.scheduler.release_lease("lease-1")
+    h.scheduler.leases.release("lease-1")
     assert code_of(lambda: h.submit(prompt(9), "prefill")) == "cancelled"
 
 
@@ -441,7 +441,7 @@ def test_new_prefills_wait_while_exports_hold_their_share_but_fetches_do_not() -
     assert h.stories[first].ended is not None
     assert h.stories[second].ended is None
     assert fetching in h.fetches
-    h.scheduler.release_lease("lease-1")
+    h.scheduler.leases.release("lease-1")
     h.run()
     assert h.stories[second].ended is not None
     assert any("exports" in reason for reason in h.stats(second).reasons)
@@ -455,7 +455,7 @@ def test_a_prompt_as_large_as_the_share_of_exports_waits_for_all_of_it() -> None
     h.run()
     assert h.stories[small].ended is not None
     assert h.stories[large].ended is None
-    h.scheduler.release_lease("lease-1")
+    h.scheduler.leases.release("lease-1")
     h.run()
     assert h.stories[large].ended is not None
     assert h.scheduler.load().blocks_exported == 8
@@ -467,7 +467,7 @@ def test_exports_may_have_their_whole_share_and_a_prompt_beyond_it_the_whole_poo
     works = [h.submit(prompt(16, 100 * number), "prefill") for number in range(2)]
     h.run()
     assert all(h.stories[work].ended is not None for work in works)
-    h.scheduler.release_lease("lease-2")
+    h.scheduler.leases.release("lease-2")
     beyond = h.submit(prompt(48, 300), "prefill")
     h.run()
     assert h.stories[beyond].ended is not None
