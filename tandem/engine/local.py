@@ -9,12 +9,12 @@ from tandem.core.clock import Clock
 from tandem.core.errors import TandemError
 from tandem.core.kv import Layout
 from tandem.core.messages import Load
+from tandem.engine.command_shell import CommandShell
 from tandem.engine.leased_block_space import LeasedBlockSpace
 from tandem.engine.protocol import (
     BlockMemory,
     BlockSpace,
     EngineInfo,
-    EngineRequest,
     Listener,
     Prefix,
     StepReport,
@@ -23,28 +23,21 @@ from tandem.engine.scheduler.kv_cache_manager import KvCacheManager
 from tandem.engine.scheduler.plan import Runner
 from tandem.engine.scheduler.scheduler import Scheduler
 from tandem.engine.scheduler.shared_exports import SharedExports
-from tandem.engine.scheduler.stall_detection import ProcessSample, StallVerdict, judge
+from tandem.engine.scheduler.stall_detection import ProcessSample, judge
 from tandem.engine.settings import SchedulerSettings
 
 
-class LocalEngine(LeasedBlockSpace):
+class LocalEngine(CommandShell, LeasedBlockSpace):
     """Implements `Engine` and `BlockSpace`. `clock` must agree with the event loop's time."""
 
     def __init__(self, runner: Runner, settings: SchedulerSettings, clock: Clock, epoch: int) -> None:
-        super().__init__(clock, epoch)
+        CommandShell.__init__(self, clock)
+        LeasedBlockSpace.__init__(self, clock, epoch)
         self._runner = runner
         self._settings = settings
         self._scheduler: Scheduler | None = None
-        self._listener: Listener | None = None
-        self._wake = asyncio.Event()
-        self._stopping = False
         self._ended: asyncio.Event | None = None
-        self._flush_due = False
-        self._load_sent = float("-inf")
-        self._load_stale = False
-        """Something has happened since the load figures were sent: the next are due soon, even if no more happens."""
         self._load_timer: asyncio.TimerHandle | None = None
-        self._overdue_s = 0.0
         self._problem: TandemError | None = None
         runner.watch(self._seen)
 
@@ -55,6 +48,10 @@ class LocalEngine(LeasedBlockSpace):
         """The scheduler; there once `start` has returned."""
         assert self._scheduler is not None, "start() has not returned yet"
         return self._scheduler
+
+    @property
+    def _requests(self) -> Scheduler:
+        return self.scheduler
 
     @property
     def info(self) -> EngineInfo:
@@ -96,21 +93,14 @@ class LocalEngine(LeasedBlockSpace):
         step, report = scheduler.plan(self._clock.now())
         self._deliver(report)
         if step is None:
-            await self._idle()
+            now, every_s = self._clock.now(), self._settings.idle_load_every_s
+            wake = scheduler.next_wake(now)
+            await self._wait_for_commands(every_s if wake is None else min(wake - now, every_s))
             return
         result = await self._runner.execute(step)
         self._deliver(scheduler.apply(result, self._clock.now()))
-        self._judged(StallVerdict())
-
-    async def _idle(self) -> None:
-        now = self._clock.now()
-        wake = self.scheduler.next_wake(now)
-        wait_s = self._settings.idle_load_every_s if wake is None else wake - now
-        try:
-            async with asyncio.timeout(max(0.0, min(wait_s, self._settings.idle_load_every_s))):
-                await self._wake.wait()
-        except TimeoutError:
-            return
+        if self._note_overdue(0.0):
+            self._deliver(scheduler.take_report())
 
     def _seen(self, sight: ProcessSample) -> None:
         """Judge what the runner's process shows: one that takes too long gets nothing new, one that is stalled gives
@@ -121,13 +111,8 @@ class LocalEngine(LeasedBlockSpace):
             self._problem = TandemError("engine_failed", sight.ended)
             self._wake.set()
             return
-        self._judged(judge(sight, self.scheduler.predicted_s))
-
-    def _judged(self, verdict: StallVerdict) -> None:
-        changed = (verdict.overdue_s > 0) != (self._overdue_s > 0)
-        self._overdue_s = verdict.overdue_s
-        if changed:
-            self._load_sent = float("-inf")
+        verdict = judge(sight, self.scheduler.predicted_s)
+        changed = self._note_overdue(verdict.overdue_s)
         if verdict.stalled is not None:
             self.scheduler.give_up(verdict.stalled, self._clock.now())
         if changed or verdict.stalled is not None:
@@ -140,23 +125,6 @@ class LocalEngine(LeasedBlockSpace):
         if self._ended is not None:
             await self._ended.wait()
         await self._runner.close()
-
-    def submit(self, work: EngineRequest) -> None:
-        """Queue a request; see `Scheduler.submit` for the errors that it raises."""
-        self.scheduler.submit(work, self._clock.now())
-        self._changed()
-
-    def cancel(self, work_id: int, sequence: int | None = None) -> None:
-        self.scheduler.cancel(work_id, self._clock.now(), sequence)
-        self._changed()
-
-    def provide_first(self, work_id: int, sequence: int, token: int, relay: bool = False) -> None:
-        self.scheduler.provide_first(work_id, sequence, token, self._clock.now(), relay)
-        self._changed()
-
-    def sample_first(self, work_id: int) -> None:
-        self.scheduler.sample_first(work_id, self._clock.now())
-        self._changed()
 
     def set_itl_target(self, itl_target_s: float | None) -> None:
         self.scheduler.set_itl_target(itl_target_s)
@@ -203,14 +171,6 @@ class LocalEngine(LeasedBlockSpace):
         self._changed()
 
     # -- reports --
-
-    def _changed(self) -> None:
-        """Note that a command came: look for work, and report the command's effects soon, even while a step runs."""
-        self._wake.set()
-        self._load_stale = True
-        if not self._flush_due:
-            self._flush_due = True
-            asyncio.get_running_loop().call_soon(self._flush)
 
     def _flush(self) -> None:
         self._flush_due = False
