@@ -10,7 +10,6 @@ from tandem.engine.scheduler.plan import Drawn
 from tandem.engine.scheduler.scheduler_state import SchedulerState
 from tandem.engine.scheduler.sequence import ScheduledRequest, Sequence
 from tandem.engine.scheduler.sequence_status import SequenceStatus
-from tandem.engine.scheduler.stop_check import finish_of
 
 _DECODE: Final = SequenceStatus.RUNNING_DECODE
 _FINISHED: Final = SequenceStatus.FINISHED
@@ -85,7 +84,7 @@ class OutputProcessor:
         job, position = branch.job, branch.append(token)
         finish, stop_reason = None, None
         if position >= job.max_tokens or token in job.ends:
-            finish, stop_reason = finish_of(job, token, position)
+            finish, stop_reason = job.stop_check.finish_of(token, position)
         if job.first_token is None:
             job.first_token = now
         if emit:

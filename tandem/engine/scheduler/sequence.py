@@ -19,6 +19,7 @@ from tandem.engine.scheduler.plan import Draw, Lane
 from tandem.engine.scheduler.request_deadlines import Wait
 from tandem.engine.scheduler.sequence_status import NOT_ADMITTED, SequenceStatus
 from tandem.engine.scheduler.step_rules import order_of
+from tandem.engine.scheduler.stop_check import StopCheck
 
 _REASONS_MAX = 16
 _UNFORKED: Final = SequenceStatus.WAITING_FOR_PARENT
@@ -171,7 +172,7 @@ class Sequence:
         prompt = output = b""
         if self.job.needs_history:
             prompt, output = work.prompt, bytes(self.tokens[len(work.prompt) :])
-        forbidden = self.job.end_tokens if position <= work.stopping.min_tokens else ()
+        forbidden = self.job.stop_check.end_tokens if position <= work.stopping.min_tokens else ()
         return Draw(work.work_id, self.index, self.seed, position, work.sampling, prompt, output, forbidden)
 
 
@@ -184,15 +185,13 @@ class ScheduledRequest:
         self.work = work
         self.block_tokens = block_tokens
         self.order = order_of(work.priority, arrival)
-        eos = () if work.stopping.ignore_eos else eos_token_ids
         self.work_id = work.work_id
         self.prefills = work.mode == "prefill"
         self.sampling = work.sampling
         self.min_tokens = work.stopping.min_tokens
         self.max_tokens = work.stopping.max_tokens
-        self.end_tokens = tuple(dict.fromkeys((*eos, *work.stopping.stop_token_ids)))
-        self.ends = frozenset(self.end_tokens)
-        self.stop_tokens = frozenset(work.stopping.stop_token_ids)
+        self.stop_check = StopCheck(work.stopping, eos_token_ids)
+        self.ends = self.stop_check.ends
         self.needs_history = work.sampling.needs_history
         self.plain = not (self.needs_history or work.sampling.logit_bias or work.sampling.logprobs is not None)
         self.branches = {branch.sequence: self._sequence(branch) for branch in work.branches}
