@@ -1,55 +1,44 @@
 """An engine made of a scheduler and a runner: the async shell around the scheduler's decisions."""
 
 import asyncio
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import msgspec
 
 from tandem.core.clock import Clock
 from tandem.core.errors import TandemError
-from tandem.core.kv import Handle, Layout
+from tandem.core.kv import Layout
 from tandem.core.messages import Load
-from tandem.engine.digest import Digester, bind
+from tandem.engine.command_shell import CommandShell
+from tandem.engine.leased_block_space import LeasedBlockSpace
 from tandem.engine.protocol import (
     BlockMemory,
     BlockSpace,
     EngineInfo,
-    EngineRequest,
-    FirstTokens,
-    Gone,
     Listener,
-    Pending,
     Prefix,
     StepReport,
 )
+from tandem.engine.scheduler.kv_cache_manager import KvCacheManager
 from tandem.engine.scheduler.plan import Runner
 from tandem.engine.scheduler.scheduler import Scheduler
-from tandem.engine.scheduler.stall_detection import ProcessSample, StallVerdict, judge
+from tandem.engine.scheduler.shared_exports import SharedExports
+from tandem.engine.scheduler.stall_detection import ProcessSample, judge
 from tandem.engine.settings import SchedulerSettings
 
 
-class LocalEngine:
+class LocalEngine(CommandShell, LeasedBlockSpace):
     """Implements `Engine` and `BlockSpace`. `clock` must agree with the event loop's time."""
 
     def __init__(self, runner: Runner, settings: SchedulerSettings, clock: Clock, epoch: int) -> None:
+        CommandShell.__init__(self, clock)
+        LeasedBlockSpace.__init__(self, clock, epoch)
         self._runner = runner
         self._settings = settings
-        self._clock = clock
-        self._epoch = epoch
         self._scheduler: Scheduler | None = None
-        self._listener: Listener | None = None
-        self._wake = asyncio.Event()
-        self._stopping = False
         self._ended: asyncio.Event | None = None
-        self._flush_due = False
-        self._load_sent = float("-inf")
-        self._load_stale = False
-        """Something has happened since the load figures were sent: the next are due soon, even if no more happens."""
         self._load_timer: asyncio.TimerHandle | None = None
-        self._overdue_s = 0.0
         self._problem: TandemError | None = None
-        self._watchers: dict[str, list[Callable[[], None]]] = {}
         runner.watch(self._seen)
 
     # -- engine --
@@ -59,6 +48,10 @@ class LocalEngine:
         """The scheduler; there once `start` has returned."""
         assert self._scheduler is not None, "start() has not returned yet"
         return self._scheduler
+
+    @property
+    def _requests(self) -> Scheduler:
+        return self.scheduler
 
     @property
     def info(self) -> EngineInfo:
@@ -100,21 +93,14 @@ class LocalEngine:
         step, report = scheduler.plan(self._clock.now())
         self._deliver(report)
         if step is None:
-            await self._idle()
+            now, every_s = self._clock.now(), self._settings.idle_load_every_s
+            wake = scheduler.next_wake(now)
+            await self._wait_for_commands(every_s if wake is None else min(wake - now, every_s))
             return
         result = await self._runner.execute(step)
         self._deliver(scheduler.apply(result, self._clock.now()))
-        self._judged(StallVerdict())
-
-    async def _idle(self) -> None:
-        now = self._clock.now()
-        wake = self.scheduler.next_wake(now)
-        wait_s = self._settings.idle_load_every_s if wake is None else wake - now
-        try:
-            async with asyncio.timeout(max(0.0, min(wait_s, self._settings.idle_load_every_s))):
-                await self._wake.wait()
-        except TimeoutError:
-            return
+        if self._note_overdue(0.0):
+            self._deliver(scheduler.take_report())
 
     def _seen(self, sight: ProcessSample) -> None:
         """Judge what the runner's process shows: one that takes too long gets nothing new, one that is stalled gives
@@ -125,13 +111,8 @@ class LocalEngine:
             self._problem = TandemError("engine_failed", sight.ended)
             self._wake.set()
             return
-        self._judged(judge(sight, self.scheduler.predicted_s))
-
-    def _judged(self, verdict: StallVerdict) -> None:
-        changed = (verdict.overdue_s > 0) != (self._overdue_s > 0)
-        self._overdue_s = verdict.overdue_s
-        if changed:
-            self._load_sent = float("-inf")
+        verdict = judge(sight, self.scheduler.predicted_s)
+        changed = self._note_overdue(verdict.overdue_s)
         if verdict.stalled is not None:
             self.scheduler.give_up(verdict.stalled, self._clock.now())
         if changed or verdict.stalled is not None:
@@ -145,23 +126,6 @@ class LocalEngine:
             await self._ended.wait()
         await self._runner.close()
 
-    def submit(self, work: EngineRequest) -> None:
-        """Queue a request; see `Scheduler.submit` for the errors that it raises."""
-        self.scheduler.submit(work, self._clock.now())
-        self._changed()
-
-    def cancel(self, work_id: int, sequence: int | None = None) -> None:
-        self.scheduler.cancel(work_id, self._clock.now(), sequence)
-        self._changed()
-
-    def provide_first(self, work_id: int, sequence: int, token: int, relay: bool = False) -> None:
-        self.scheduler.provide_first(work_id, sequence, token, self._clock.now(), relay)
-        self._changed()
-
-    def sample_first(self, work_id: int) -> None:
-        self.scheduler.sample_first(work_id, self._clock.now())
-        self._changed()
-
     def set_itl_target(self, itl_target_s: float | None) -> None:
         self.scheduler.set_itl_target(itl_target_s)
 
@@ -169,17 +133,7 @@ class LocalEngine:
         """Names of all full blocks available now. What became available since the last report is in both."""
         return self.scheduler.snapshot()
 
-    # -- blocks, holder side --
-
-    @property
-    def epoch(self) -> int:
-        return self._epoch
-
-    def begin_epoch(self, epoch: int) -> None:
-        """A new incarnation: handles and leases of the last one are void."""
-        self._epoch = epoch
-        self.scheduler.leases.release_all()
-        self._changed()
+    # -- blocks --
 
     @property
     def layout(self) -> Layout:
@@ -189,76 +143,17 @@ class LocalEngine:
     def memory(self) -> BlockMemory:
         return self._runner.memory
 
-    def lease_exists(self, lease_id: str) -> bool:
-        return self.scheduler.leases.exists(lease_id)
+    @property
+    def _kv_cache(self) -> KvCacheManager:
+        assert self._scheduler is not None, "start() has not returned yet"
+        return self._scheduler.kv_cache
 
-    def lease_ended(self, lease_id: str) -> bool:
-        return self.scheduler.leases.tombstoned(lease_id)
+    @property
+    def _sharing(self) -> SharedExports:
+        return self.scheduler.sharing
 
-    def lease_moved(self, lease_id: str) -> float:
-        return self.scheduler.leases.moved(lease_id)
-
-    def look(self, lease_id: str, name: bytes) -> Handle | Pending | Gone:
-        return self.scheduler.leases.look(lease_id, name, self._epoch)
-
-    def first_tokens(self, lease_id: str) -> FirstTokens | None:
-        return self.scheduler.leases.first_tokens(lease_id)
-
-    def renew(self, lease_id: str) -> bool:
-        return self.scheduler.leases.renew(lease_id, self._clock.now())
-
-    def release(self, lease_id: str) -> None:
-        self.scheduler.release_lease(lease_id)
-        self._changed()
-
-    def share(self, lease_id: str, names: Sequence[bytes], length_s: float) -> bool:
-        shared = self.scheduler.sharing.open(lease_id, names, length_s, self._clock.now())
-        self._changed()
-        return shared
-
-    def bring_shared(self, lease_id: str, names: Sequence[bytes]) -> None:
-        self.scheduler.sharing.peer_reads.ask(lease_id, names)
-        self._changed()
-
-    def recheck(self, lease_id: str, name: bytes) -> bool:
-        found = self.look(lease_id, name)
-        if not isinstance(found, Handle):
-            return False
-        words = Digester(self.layout).content_words(self.memory.block(found.slot))
-        if bind(words, found.epoch, name, found.generation) == found.digests:
-            return False
-        self.scheduler.invalidate(found.slot, self._clock.now())
-        self._changed()
-        return True
-
-    def watch(self, lease_id: str, wake: Callable[[], None]) -> Callable[[], None]:
-        self._watchers.setdefault(lease_id, []).append(wake)
-
-        def unwatch() -> None:
-            watching = self._watchers.get(lease_id, [])
-            if wake in watching:
-                watching.remove(wake)
-            if not watching:
-                self._watchers.pop(lease_id, None)
-
-        return unwatch
-
-    # -- blocks, tiers --
-
-    def hold(self, name: bytes) -> Handle | None:
-        pool = self.scheduler.residence.pool
-        slot = pool.hold(name)
-        if slot is None:
-            return None
-        words, generation = pool.digests(slot), pool.generation(slot)
-        assert words is not None, "a block with a name is complete"
-        return Handle(self._epoch, name, slot, generation, bind(words, self._epoch, name, generation))
-
-    def unhold(self, slot: int) -> None:
-        self.scheduler.residence.pool.unhold(slot)
-        self._changed()
-
-    # -- blocks, receiver side --
+    def _invalidate(self, slot: int) -> None:
+        self.scheduler.invalidate(slot, self._clock.now())
 
     def prefix(self, work_id: int) -> Prefix | None:
         return self.scheduler.prefix(work_id)
@@ -275,26 +170,14 @@ class LocalEngine:
         self.scheduler.fetch_ended(work_id, reason, self._clock.now(), late)
         self._changed()
 
-    def quarantine_over(self, slots: tuple[int, ...]) -> None:
-        self.scheduler.quarantine_over(slots)
-        self._changed()
-
     # -- reports --
-
-    def _changed(self) -> None:
-        """Note that a command came: look for work, and report the command's effects soon, even while a step runs."""
-        self._wake.set()
-        self._load_stale = True
-        if not self._flush_due:
-            self._flush_due = True
-            asyncio.get_running_loop().call_soon(self._flush)
 
     def _flush(self) -> None:
         self._flush_due = False
         if self._listener is not None:
             self._deliver(self.scheduler.take_report())
         else:
-            self._notify()
+            self._wake_watchers()
 
     def _deliver(self, report: StepReport | None) -> None:
         """Give a report to the listener, with the load figures when they are due, and wake who watches leases."""
@@ -310,7 +193,7 @@ class LocalEngine:
             self._load_timer = asyncio.get_running_loop().call_at(due, self._tell_load)
         if report is not None and self._listener is not None:
             self._listener(report)
-        self._notify()
+        self._wake_watchers()
 
     def _tell_load(self) -> None:
         """Deliver load figures that show what happened after the last ones, even during a long step."""
@@ -321,8 +204,3 @@ class LocalEngine:
     def _load(self) -> Load:
         load = self.scheduler.load()
         return msgspec.structs.replace(load, overdue_s=self._overdue_s) if self._overdue_s else load
-
-    def _notify(self) -> None:
-        for lease_id in self.scheduler.leases.take_touched():
-            for wake in tuple(self._watchers.get(lease_id, ())):
-                wake()

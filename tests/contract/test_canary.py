@@ -54,7 +54,7 @@ def worker(role: str, *transports: Transport, model: SimulatedModel = MODEL) -> 
 def is_free(service: WorkerService) -> bool:
     engine = service._parts.engine
     assert isinstance(engine, LocalEngine)
-    pool = engine.scheduler.residence.pool
+    pool = engine.scheduler.kv_cache.pool
     return (pool.used, pool.cached, pool.quarantined, engine.snapshot()) == (0, 0, 0, ())
 
 

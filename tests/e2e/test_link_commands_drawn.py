@@ -140,7 +140,7 @@ class Stage:
 
     def held(self) -> str | None:
         """What is held for anybody beside the sound router's request; None when nothing is."""
-        pool, leases = self.engine.scheduler.residence.pool, self.engine.scheduler.leases
+        pool, leases = self.engine.scheduler.kv_cache.pool, self.engine.scheduler.leases
         others = self.service.host.attempts
         if others or pool.used or pool.quarantined or len(leases):
             return f"{others} attempts, {pool.used} blocks, {pool.quarantined} in quarantine, {len(leases)} leases"

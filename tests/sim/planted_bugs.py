@@ -97,14 +97,14 @@ def a_tail_block_put_in_the_index(patch: pytest.MonkeyPatch) -> None:
     """An exported partial block is published like a full one."""
     complete = KvCacheManager.complete
 
-    def public(residence: KvCacheManager, sequence: Sequence, block: int, digests: bytes) -> None:
+    def public(kv_cache: KvCacheManager, sequence: Sequence, block: int, digests: bytes) -> None:
         if block >= len(sequence.names):
-            sequence.extend_names(sequence.job.work.root, residence.block_tokens)
+            sequence.extend_names(sequence.job.work.root, kv_cache.block_tokens)
         if block < len(sequence.names) or not sequence.job.leased:
-            complete(residence, sequence, block, digests)
+            complete(kv_cache, sequence, block, digests)
             return
-        residence.pool.publish(sequence.table[block], sequence.job.tail_name(residence.block_tokens), digests)
-        residence.export(sequence, block)
+        kv_cache.pool.publish(sequence.table[block], sequence.job.tail_name(kv_cache.block_tokens), digests)
+        kv_cache.export(sequence, block)
 
     patch.setattr(KvCacheManager, "complete", public)
 

@@ -167,7 +167,7 @@ class RealWorker:
         """What a prefill job kept for its transfer may go."""
         self.touch(now)
         job.keeps = False
-        self.scheduler.release_lease(str(self._ids[job]))
+        self.scheduler.leases.release(str(self._ids[job]))
         self.wake(now)
 
     # ---- steps ----
@@ -221,7 +221,7 @@ class RealWorker:
 
     @property
     def preemptions(self) -> int:
-        return self.scheduler.residence.preemptions
+        return self.scheduler.state.preemptions
 
     def leading(self, names: Sequence[int]) -> int:
         """How many of the first names are here: nobody asks where placement is fixed."""

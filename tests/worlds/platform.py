@@ -156,7 +156,7 @@ class Worker:
 
     def held(self) -> str | None:
         """What is still held for anybody; None when everything is free."""
-        pool = self.engine.scheduler.residence.pool
+        pool = self.engine.scheduler.kv_cache.pool
         if self.service.host.attempts:
             return f"{self.name} holds {self.service.host.attempts} attempts"
         if pool.used or pool.quarantined:

@@ -206,7 +206,8 @@ class Harness:
         """The abandoned transfers write their last bytes and are over."""
         for slot in self.quarantine:
             self.runner.memory.block(slot)[:] = b"\x5a" * self.model.layout.block_bytes
-        self.scheduler.quarantine_over(tuple(self.quarantine))
+        for slot in self.quarantine:
+            self.scheduler.kv_cache.pool.unquarantine(slot)
         self.quarantine = []
 
     # -- tiers --
@@ -245,7 +246,7 @@ class Harness:
 
     def copy_block(self, number: int | None) -> None:
         """A tier has copied its block, and copies another one."""
-        pool, names = self.scheduler.residence.pool, self.scheduler.snapshot()
+        pool, names = self.scheduler.kv_cache.pool, self.scheduler.snapshot()
         if self.copied is not None:
             pool.unhold(self.copied)
         self.copied = pool.hold(names[number % len(names)]) if names and number is not None else None
@@ -267,7 +268,7 @@ class Harness:
 
     def _check_writes(self, step: Step) -> None:
         """A slot is written by one row, for one user, before it has a name, and not while a transfer fills it."""
-        size, pool = self.model.block_tokens, self.scheduler.residence.pool
+        size, pool = self.model.block_tokens, self.scheduler.kv_cache.pool
         fetching = (*self.fetches.values(), *self.stopping.values())
         filling = {target.slot for each in fetching for target in each.left.values()}
         filling |= set(self.scheduler.sharing.peer_reads.slots())
@@ -394,12 +395,12 @@ class Harness:
     def check(self) -> None:
         self.scheduler.check()
         assert dict.fromkeys(self.scheduler.snapshot()).keys() >= self.names.keys() - self._gone()
-        pool = self.scheduler.residence.pool
+        pool = self.scheduler.kv_cache.pool
         assert pool.available + pool._held_idle + pool.used + pool.quarantined == pool.blocks
 
     def _gone(self) -> set[bytes]:
         """Names removed since the last report."""
-        return {name for name, maker in self.scheduler.residence.pool._changes.items() if maker is None}
+        return {name for name, maker in self.scheduler.kv_cache.pool._changes.items() if maker is None}
 
     def drain(self) -> None:
         """End everything; nothing may be left."""
@@ -417,10 +418,10 @@ class Harness:
         self.copy_block(None)
         self.scheduler.leases.release_all()
         assert not self.step()
-        pool = self.scheduler.residence.pool
+        pool = self.scheduler.kv_cache.pool
         assert pool.available == pool.blocks
-        assert self.scheduler.residence.export_due == 0
-        assert self.scheduler.residence.batch.width == 0
+        assert self.scheduler.kv_cache.export_due == 0
+        assert self.scheduler.state.batch.width == 0
         assert all(story.ended is not None for story in self.stories.values())
         assert sorted(self.names) == sorted(self.scheduler.snapshot())
 

@@ -109,7 +109,7 @@ class WorkerNode(ProcessNode[WorkerLife]):
     def _check(self, now: WorkerLife) -> None:
         """Nothing is done while nothing has changed since the last call."""
         scheduler = now.engine.scheduler
-        pool = scheduler.residence.pool
+        pool = scheduler.kv_cache.pool
         looks = (now.runner.steps, now.service.host.attempts, pool.used, pool.quarantined, len(scheduler.leases))
         if looks != now.checked:
             scheduler.check()
@@ -129,7 +129,7 @@ class WorkerNode(ProcessNode[WorkerLife]):
         now = self.incarnation
         if now is None:
             return None
-        pool = now.engine.scheduler.residence.pool
+        pool = now.engine.scheduler.kv_cache.pool
         if now.service.host.attempts:
             return f"{self.name} holds {now.service.host.attempts} attempts"
         if pool.used or pool.quarantined or pool.held:
@@ -138,7 +138,7 @@ class WorkerNode(ProcessNode[WorkerLife]):
 
     def names_in_sync(self, epoch: int, count: int) -> Names | None:
         now = self.incarnation
-        if now is None or now.engine.scheduler.residence.pool.has_changes:
+        if now is None or now.engine.scheduler.kv_cache.pool.has_changes:
             return None
         if now.service.host.told != (epoch, count):
             return None
@@ -163,7 +163,7 @@ class WorkerNode(ProcessNode[WorkerLife]):
 
 def _idle_tail(scheduler: Scheduler) -> int | None:
     """A slot with an unnamed block that is used only by a lease whose work is over."""
-    pool = scheduler.residence.pool
+    pool = scheduler.kv_cache.pool
     for lease in scheduler.leases._leases.values():
         for name, slot in lease.exports.items() if lease.first is not None else ():
             if slot is not None and pool.refs(slot) == 1 and pool.find(name) is None:

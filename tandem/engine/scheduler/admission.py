@@ -5,8 +5,10 @@ from dataclasses import dataclass
 from tandem.core.errors import TandemError
 from tandem.engine.protocol import EngineInfo, EngineRequest, FetchJob, FetchTarget
 from tandem.engine.scheduler.events import EngineEvents
-from tandem.engine.scheduler.kv_cache_manager import KvCacheManager
+from tandem.engine.scheduler.leases import LeaseTable
+from tandem.engine.scheduler.scheduler_state import SchedulerState
 from tandem.engine.scheduler.sequence import Fetch, ScheduledRequest, Sequence
+from tandem.engine.scheduler.sequence_status import SequenceStatus
 from tandem.engine.scheduler.step_rules import Way, blocks_for, may_enter, may_export, spare_blocks
 from tandem.engine.settings import SchedulerSettings
 
@@ -38,6 +40,17 @@ def refuse_impossible(work: EngineRequest, info: EngineInfo) -> None:
         raise TandemError("out_of_blocks", f"the work needs up to {blocks} KV blocks, the pool has {info.blocks}")
 
 
+def refuse_lease(work: EngineRequest, leases: LeaseTable) -> None:
+    """Refuse a prefill whose lease cannot be opened. Raises `cancelled` when the lease has already been released, and
+    `invalid_request` when it is in use."""
+    if work.mode != "prefill":
+        return
+    if leases.tombstoned(work.lease_id):
+        raise TandemError("cancelled", f"lease {work.lease_id} was released before its work came")
+    if leases.exists(work.lease_id):
+        raise TandemError("invalid_request", f"lease {work.lease_id} is in use", param="lease_id")
+
+
 @dataclass(frozen=True)
 class Shortage:
     """What the next sequence waits for: `blocks` available blocks, or room for `width` more sequences."""
@@ -50,8 +63,8 @@ class Shortage:
 class Admission:
     """Moves sequences from the queues into the batch and reserves their blocks."""
 
-    def __init__(self, residence: KvCacheManager, settings: SchedulerSettings, outbox: EngineEvents) -> None:
-        self._residence = residence
+    def __init__(self, state: SchedulerState, settings: SchedulerSettings, outbox: EngineEvents) -> None:
+        self._state = state
         self._settings = settings
         self._outbox = outbox
         self._blocked: tuple[Sequence, int, bool] | None = None
@@ -65,8 +78,8 @@ class Admission:
         Without budget, only sequences whose blocks are to be fetched enter. No sequence overtakes one that waits for
         blocks.
         """
-        residence = self._residence
-        if not (residence.computable or residence.fetchable or residence.bringable):
+        waiting = self._state.waiting
+        if not (waiting.computable or waiting.fetchable or waiting.bringable):
             self.shortage = None
             return None
         while (sequence := self._candidate(budget_left)) is not None:
@@ -76,7 +89,7 @@ class Admission:
                 continue
             if not self._reserve(sequence):
                 return None
-            self._residence.unqueue(sequence)
+            waiting.remove(sequence)
             self._enter(sequence, now)
             break
         self.shortage = None
@@ -85,13 +98,13 @@ class Admission:
     def _candidate(self, budget_left: bool) -> Sequence | None:
         """A prefill that waits for exports to shrink does not hold up fetches: two workers that pull from each
         other would otherwise wait for one another."""
-        residence, fetch_ahead = self._residence, self._settings.fetch_ahead
-        bringable = residence.bringable.head()
+        queues, fetch_ahead = self._state.waiting, self._settings.fetch_ahead
+        bringable = queues.bringable.head()
         ahead = 0 if budget_left or bringable is None else self._brought_ahead()
         heads: tuple[tuple[Way, Sequence | None], ...] = (
-            ("fetch", residence.fetchable.head()),
+            ("fetch", queues.fetchable.head()),
             ("bring", bringable),
-            ("compute", residence.computable.head()),
+            ("compute", queues.computable.head()),
         )
         waiting = [
             head for way, head in heads if head is not None and may_enter(way, budget_left, ahead, fetch_ahead)
@@ -103,26 +116,26 @@ class Admission:
         """Whether the first block this work would have to fetch is being fetched for another work, and will then be
         found here. If that fetch fails, this work fetches for itself, so that no work waits for one failure after
         another."""
-        residence, job = self._residence, sequence.job
-        if not residence.bringing or sequence not in residence.bringable:
+        state, job = self._state, sequence.job
+        if not state.bringing or sequence not in state.waiting.bringable:
             return False
-        matched = len(residence.pool.match(sequence.names))
+        matched = len(state.kv_cache.pool.match(sequence.names))
         name = sequence.names[matched] if matched < job.bring else b""
-        maker = residence.bringing.get(name)
+        maker = state.bringing.get(name)
         if maker is None or job.waited_for not in (None, maker):
             return False
-        residence.block_on_prefix(job, name)
+        state.block_on_prefix(job, name)
         job.explain("waited for a shared prefix being fetched")
         return True
 
     def _brought_ahead(self) -> int:
         """Works that are being fetched for, or wait for a share of a step's budget."""
-        batch = self._residence.batch
-        fetching = (sequence.job.fetch for sequence in batch.parked if sequence.being_fetched)
+        batch = self._state.batch
+        fetching = (sequence.job.fetch for sequence in batch.loading)
         return len(batch.prefilling) + sum(fetch is not None and not fetch.hand_off for fetch in fetching)
 
     def _fits(self, sequence: Sequence) -> bool:
-        batch = self._residence.batch
+        batch = self._state.batch
         width = sequence.job.live if sequence.is_parent else 1
         if batch.width and batch.width + width > self._settings.max_sequences:
             self.shortage = Shortage(sequence, 0, width)
@@ -134,12 +147,12 @@ class Admission:
 
     def _may_export(self, sequence: Sequence) -> bool:
         """Whether exports leave room for what this sequence will export."""
-        residence = self._residence
+        kv_cache = self._state.kv_cache
         if not sequence.job.leased or sequence is not sequence.job.root:
             return True
-        exported = residence.leases.owed + residence.export_due
-        blocks = blocks_for(sequence.length, residence.block_tokens)
-        if may_export(exported, blocks, residence.pool.blocks, self._settings.export_share):
+        exported = kv_cache.leases.owed + kv_cache.export_due
+        blocks = blocks_for(sequence.length, kv_cache.block_tokens)
+        if may_export(exported, blocks, kv_cache.pool.blocks, self._settings.export_share):
             return True
         self._explain(sequence, "waits: exports hold their share of the blocks")
         return False
@@ -147,20 +160,18 @@ class Admission:
     def _block_state(self, sequence: Sequence) -> tuple[Sequence, int, bool]:
         """The state that decides whether a sequence fits: while it stays the same, a sequence that did not fit still
         does not."""
-        residence = self._residence
-        return (sequence, residence.pool.available, residence.batch.width > 0)
+        return (sequence, self._state.kv_cache.pool.available, self._state.batch.width > 0)
 
     def _reserve(self, sequence: Sequence) -> bool:
         """Give the sequence all blocks of its known tokens, those of its prefix found here shared."""
-        residence = self._residence
-        pool, size = residence.pool, residence.block_tokens
+        pool, size = self._state.kv_cache.pool, self._state.kv_cache.block_tokens
         sequence.extend_names(sequence.job.work.root, size)
         state, available = self._block_state(sequence), pool.available
         matched = pool.match(sequence.names)
         for slot in matched:
             pool.ref(slot)
         needed = blocks_for(sequence.length, size) - len(matched)
-        spare = spare_blocks(self._settings.watermark, pool.blocks, residence.batch.width > 0)
+        spare = spare_blocks(self._settings.watermark, pool.blocks, self._state.batch.width > 0)
         if needed + spare > pool.available:
             # What is found here but used by nobody counts as available until it is shared.
             wanted = needed + spare + available - pool.available
@@ -177,21 +188,21 @@ class Admission:
         return True
 
     def _account(self, sequence: Sequence, matched: int, needed: int) -> None:
-        residence, job = self._residence, sequence.job
-        sequence.computed = matched * residence.block_tokens
-        if job.admitted is None:
+        kv_cache, job = self._state.kv_cache, sequence.job
+        sequence.computed = matched * kv_cache.block_tokens
+        if sequence.status is SequenceStatus.WAITING:
             job.tokens_reused += min(sequence.computed, sequence.known)
         if job.leased and sequence is job.root:
-            residence.settle_export_due(job, -needed)
+            kv_cache.settle_export_due(job, -needed)
             for block in range(matched):
-                residence.leases.export(job.work.lease_id, sequence.names[block], sequence.table[block])
+                kv_cache.leases.export(job.work.lease_id, sequence.names[block], sequence.table[block])
 
     def _enter(self, sequence: Sequence, now: float) -> None:
         job = sequence.job
-        if job.admitted is None:
+        if sequence.status is SequenceStatus.WAITING:
             job.admitted = now
             self._start_fetch(job, sequence, now)
-        self._residence.settle(sequence)
+        self._state.settle(sequence)
 
     def _start_fetch(self, job: ScheduledRequest, root: Sequence, now: float) -> None:
         """Start the fetch of blocks that are not here: all of them where another worker computes them, otherwise
@@ -199,18 +210,17 @@ class Admission:
 
         A hand-off without blocks is fetched too: its pull tells prefill to release its blocks.
         """
-        residence, hand_off = self._residence, job.handed_over
-        size = residence.block_tokens
+        hand_off, pool, size = job.handed_over, self._state.kv_cache.pool, self._state.kv_cache.block_tokens
         names = job.export_names(size) if hand_off else tuple(root.names[: job.bring])
         targets = tuple(
             FetchTarget(
-                index, names[index], slot := root.table[index], residence.pool.generation(slot),
+                index, names[index], slot := root.table[index], pool.generation(slot),
                 min(size, root.known - index * size),
             )
             for index in range(root.computed // size, len(names))
         )  # fmt: skip
         if targets:
-            residence.begin_fetch(job, Fetch(targets, now, hand_off=hand_off, bring=job.bring))
+            self._state.begin_fetch(job, Fetch(targets, now, hand_off=hand_off, bring=job.bring))
         if targets or hand_off:
             self._outbox.fetch(FetchJob(job.work.work_id, targets, hand_off))
 

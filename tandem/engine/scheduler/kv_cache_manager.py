@@ -1,124 +1,43 @@
-"""Manages which sequences hold which blocks: growing, sharing, forking, preempting, and blocks under transfer.
+"""Manages the blocks of sequences: tables that grow, are shared and are given back; names, exports, and loaded slots.
 
-Everything here changes state in place and decides nothing about *when*: `admission` and `step_planner` do.
+Everything here changes state in place and decides nothing about *when*: `admission` and `step_planner` do. The states
+of sequences are in `scheduler_state`.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable
 
 from tandem.engine.protocol import FetchTarget
-from tandem.engine.scheduler.batch import Batch
 from tandem.engine.scheduler.blocks import BlockPool
 from tandem.engine.scheduler.leases import LeaseTable
-from tandem.engine.scheduler.plan import Draw
-from tandem.engine.scheduler.sequence import Fetch, Phase, ScheduledRequest, Sequence
-from tandem.engine.scheduler.waiting_queue import WaitingQueue
-from tandem.engine.settings import SchedulerSettings
+from tandem.engine.scheduler.sequence import ScheduledRequest, Sequence
 
 
 class KvCacheManager:
-    """The block tables of all requests, over one pool."""
+    """The block tables of all requests, and the leases over their blocks, in one pool of `blocks` slots of
+    `block_tokens` tokens each. Without `prefix_cache`, no block gets a public name."""
 
-    def __init__(self, blocks: int, block_tokens: int, settings: SchedulerSettings) -> None:
+    def __init__(self, blocks: int, block_tokens: int, *, prefix_cache: bool = True) -> None:
         self.block_tokens = block_tokens
-        self.settings = settings
         self.pool = BlockPool(blocks)
         self.leases = LeaseTable(self.pool)
-        self.batch = Batch()
-        self.fetchable = WaitingQueue()
-        """Decode requests whose blocks are to be reserved here and fetched from the worker that computes them."""
-        self.bringable = WaitingQueue()
-        """Works of which some blocks are to be fetched before the rest is computed."""
-        self.computable = WaitingQueue()
-        """Everything else that waits: it needs a share of a step's budget."""
-        self.bringing: dict[bytes, int] = {}
-        """Blocks being fetched that are not being computed anywhere now, each with the work it is fetched for."""
-        self.aside: dict[Sequence, bytes] = {}
-        """Works that wait for a block to come, or not to come, for another one before they may be admitted."""
-        self.abandoned: dict[int, tuple[int, ...]] = {}
-        """The quarantined slots of requests that ended while their fetch continued, until `fetch_ended`."""
         self.export_due = 0
         """The number of blocks of admitted prefill requests that are still to be exported."""
-        self.preemptions = 0
-        self.ready_again = False
-        """A sequence became ready to run; a plan that came out empty is worth making again."""
+        self._prefix_cache = prefix_cache
+        self._abandoned: dict[int, tuple[int, ...]] = {}
+        """The quarantined slots of requests that ended while their fetch continued, until the fetch has ended."""
         self._landed: dict[int, int] = {}
-        self._arrivals = 0
 
-    def next_arrival(self) -> int:
-        """Give the next number in the order in which requests arrived."""
-        self._arrivals += 1
-        return self._arrivals
+    # -- tables --
 
-    # -- phases --
-
-    def enqueue(self, sequence: Sequence) -> None:
-        """Let a sequence without blocks wait for admission."""
-        self.batch.move(sequence, Phase.WAITING)
-        self._queue_of(sequence).push(sequence)
-
-    def _queue_of(self, sequence: Sequence) -> WaitingQueue:
-        job = sequence.job
-        if sequence is not job.root or job.admitted is not None:
-            return self.computable
-        if job.handed_over:
-            return self.fetchable
-        return self.bringable if job.bring else self.computable
-
-    def unqueue(self, sequence: Sequence) -> None:
-        self.fetchable.discard(sequence)
-        self.bringable.discard(sequence)
-        self.computable.discard(sequence)
-        self.aside.pop(sequence, None)
-
-    @property
-    def waiting(self) -> int:
-        """Sequences that wait for admission."""
-        return len(self.fetchable) + len(self.bringable) + len(self.computable) + len(self.aside)
-
-    def settle(self, sequence: Sequence) -> None:
-        """Put an admitted sequence into the phase its tokens, blocks and next position call for."""
-        if sequence.being_fetched:
-            self.batch.move(sequence, Phase.PARKED)
-            return
-        self.skip_present(sequence)
-        if sequence.computed < sequence.length:
-            generating = sequence.length > sequence.known and sequence.computed == sequence.length - 1
-            phase = Phase.DECODE if generating else Phase.PREFILL
-        elif sequence.is_parent and not self.draws(sequence):
-            self.fork(sequence)
-            return
-        else:
-            phase = Phase.PARKED if sequence.awaits_first else Phase.PREFILL
-        self.ready_again = self.ready_again or phase is not Phase.PARKED
-        self.batch.move(sequence, phase)
-
-    def draws(self, sequence: Sequence) -> tuple[Draw, ...]:
-        """The draws that need the logits of the last known token."""
-        if not sequence.is_parent:
-            return () if sequence.awaits_first else (sequence.draw(),)
-        return tuple(
-            branch.draw()
-            for branch in sequence.job.branches.values()
-            if branch.phase is Phase.UNBORN and branch.length == sequence.length and not branch.awaits_first
-        )
-
-    def fork(self, trunk: Sequence) -> None:
-        """Share the trunk's KV, which is complete, with its branches from here on."""
-        job = trunk.job
-        born = [branch for branch in job.branches.values() if branch.phase is Phase.UNBORN]
-        for branch in born:
-            for slot in trunk.table:
-                self.pool.ref(slot)
-            branch.grow(trunk.table)
-            branch.names = list(trunk.names)
-            branch.extend_names(job.work.root, self.block_tokens)
-            branch.computed = trunk.computed
-            branch.cow = trunk.computed % self.block_tokens != 0
-        self.drop(trunk, Phase.DONE)
-        for branch in born:
-            self.settle(branch)
-
-    # -- blocks --
+    def share(self, parent: Sequence, child: Sequence) -> None:
+        """Let a child, which has no blocks, begin with all of its parent's."""
+        for slot in parent.table:
+            self.pool.ref(slot)
+        child.grow(parent.table)
+        child.names = list(parent.names)
+        child.extend_names(child.job.work.root, self.block_tokens)
+        child.computed = parent.computed
+        child.cow = parent.computed % self.block_tokens != 0
 
     def skip_present(self, sequence: Sequence) -> None:
         """Move `computed` over blocks that need no computing: fetched ones, and named ones found here by now."""
@@ -161,8 +80,34 @@ class KvCacheManager:
             self.pool.seal(slot, digests)
         self.export(sequence, block)
 
+    def fill(self, root: Sequence, target: FetchTarget, digests: bytes) -> None:
+        """A block of a request's root holds verified bytes from elsewhere; a full one gets its name."""
+        assert root.table[target.index] == target.slot
+        self.note_landed(target)
+        root.filled.add(target.index)
+        if target.tokens == self.block_tokens and self._publishes(root.job):
+            self.pool.publish(target.slot, target.name, digests, root.job.work_id)
+        else:
+            self.pool.seal(target.slot, digests)
+        self.export(root, target.index)
+
     def _publishes(self, job: ScheduledRequest) -> bool:
-        return self.settings.prefix_cache and not job.work.private
+        return self._prefix_cache and not job.work.private
+
+    def free(self, sequence: Sequence) -> None:
+        """Give back all blocks; slots that a fetch may still write to go into quarantine."""
+        job = sequence.job
+        fetch = job.fetch if sequence is job.root else None
+        pending = {target.slot: None for target in fetch.pending.values()} if fetch is not None else {}
+        for slot in reversed(sequence.drop_blocks()):
+            if slot in pending:
+                self.pool.quarantine(slot)
+            else:
+                self.pool.release(slot)
+        if pending:
+            self.abandon(job.work_id, pending)
+
+    # -- exports --
 
     def export(self, sequence: Sequence, block: int) -> None:
         """Pin a complete block under the request's lease, when it has one and the block belongs to its root."""
@@ -174,172 +119,32 @@ class KvCacheManager:
         self.leases.export(job.work.lease_id, name, sequence.table[block])
         self.settle_export_due(job, min(1, job.export_due))
 
-    def settle_export_due(self, job: ScheduledRequest, blocks: int) -> None:
-        job.export_due -= blocks
-        self.export_due -= blocks
-
-    def drop(self, sequence: Sequence, phase: Phase) -> None:
-        """Give back all blocks; slots that a fetch may still write to go into quarantine."""
-        job = sequence.job
-        fetch = job.fetch if sequence is job.root else None
-        pending = {target.slot: None for target in fetch.pending.values()} if fetch is not None else {}
-        for slot in reversed(sequence.drop_blocks()):
-            if slot in pending:
-                self.pool.quarantine(slot)
-            else:
-                self.pool.release(slot)
-        if pending:
-            self.abandoned[job.work.work_id] = tuple(pending)
-        if fetch is not None:
-            self._forget_fetch(job, fetch)
-        self.unqueue(sequence)
-        self.batch.move(sequence, phase)
-
-    def preempt(self, sequence: Sequence) -> None:
-        """Preempt a sequence: take all its blocks and let it wait again, after revoking what its request has
-        exported.
-
-        A root computes and exports its blocks again. After the fork no sequence would do that: the lease then ends,
-        so that pinned blocks cannot hold up the very request that would release them.
-        """
-        job = sequence.job
-        if job.leased and sequence is job.root:
-            self._unexport(job)
-        elif job.leased:
-            self.leases.release(job.work.lease_id)
-        self.drop(sequence, Phase.WAITING)
-        self._queue_of(sequence).push(sequence)
-        job.preemptions += 1
-        self.preemptions += 1
-
-    def _unexport(self, job: ScheduledRequest) -> None:
+    def revoke_exports(self, job: ScheduledRequest) -> None:
         """Revoke what the root has exported: it is exported again, in other slots."""
         if job.leased:
             self.leases.revoke(job.work.lease_id)
             self.settle_export_due(job, job.export_due)
 
-    # -- blocks under transfer --
+    def settle_export_due(self, job: ScheduledRequest, blocks: int) -> None:
+        job.export_due -= blocks
+        self.export_due -= blocks
 
-    def bring(self, job: ScheduledRequest, blocks: int) -> None:
-        """Let the first `blocks` full blocks of a request be fetched when it is admitted."""
-        if job.admitted is not None:
-            return
-        job.bring = min(blocks, job.root.known // self.block_tokens)
-        if job.root in self.bringable or job.root in self.computable:
-            self.unqueue(job.root)
-            self._queue_of(job.root).push(job.root)
+    # -- slots under transfer --
 
-    def block_on_prefix(self, job: ScheduledRequest, name: bytes) -> None:
-        """Let a request wait for block `name`, which is being fetched for another request, without holding up
-        others."""
-        self.unqueue(job.root)
-        job.waited_for = self.bringing[name]
-        self.aside[job.root] = name
+    @property
+    def coming(self) -> int:
+        """The number of quarantined slots that come back when fetches that nobody needs have ended."""
+        return sum(len(slots) for slots in self._abandoned.values())
 
-    def begin_fetch(self, job: ScheduledRequest, fetch: Fetch) -> None:
-        """Record the fetch that fills slots of the root from now on."""
-        job.fetch = fetch
-        if not fetch.hand_off:
-            for target in fetch.pending.values():
-                self.bringing.setdefault(target.name, job.work_id)
+    def abandon(self, work_id: int, slots: Iterable[int]) -> None:
+        """A request gives up quarantined slots before its fetch has ended; `reclaim` follows."""
+        self._abandoned[work_id] = tuple(slots)
 
-    def _forget_fetch(self, job: ScheduledRequest, fetch: Fetch) -> None:
-        job.fetch = None
-        if not fetch.hand_off:
-            for target in fetch.pending.values():
-                self._brought(job, target.name)
-
-    def _brought(self, job: ScheduledRequest, name: bytes) -> None:
-        """The block `name` is no longer on its way for this work."""
-        if self.bringing.get(name) != job.work_id:
-            return
-        del self.bringing[name]
-        for sequence in [each for each, awaited in self.aside.items() if awaited == name]:
-            del self.aside[sequence]
-            self._queue_of(sequence).push(sequence)
-
-    def blocks_ready(self, job: ScheduledRequest) -> None:
-        """Prefill has computed the whole prompt of a decode work."""
-        if not job.ready:
-            job.ready = True
-            if job.root in self.fetchable:
-                self.fetchable.push(job.root)
-
-    def prefill_lost(self, job: ScheduledRequest) -> None:
-        """Record that no other worker has the blocks of a decode request. A fetch that runs finds out by itself; one
-        that waits does not begin."""
-        job.prefill_lost = True
-        if job.root in self.fetchable:
-            self.fetchable.discard(job.root)
-            self._queue_of(job.root).push(job.root)
-
-    def put_off(self, job: ScheduledRequest, now: float) -> None:
-        """Take back the blocks of a request that fetches. The request waits again as soon as its fetch has ended."""
-        self.drop(job.root, Phase.WAITING)
-        job.withdrawn = True
-        job.ready = False
-        job.admitted = None
-        job.queued = now
-        job.tokens_reused = job.tokens_pulled = 0
-
-    def landed(self, job: ScheduledRequest, index: int, digests: bytes, now: float) -> None:
-        """Note that target `index` of the request's fetch holds verified bytes."""
-        root, fetch = job.root, job.fetch
-        target = fetch.land(index, now) if fetch is not None else None
-        if target is None:
-            return
-        assert root.table[index] == target.slot
-        assert fetch is not None
-        self._brought(job, target.name)
-        job.tokens_pulled += target.tokens
-        self.note_landed(target)
-        root.filled.add(index)
-        if target.tokens == self.block_tokens and self._publishes(job):
-            self.pool.publish(target.slot, target.name, digests, job.work_id)
-        else:
-            self.pool.seal(target.slot, digests)
-        self.export(root, index)
-        if not fetch.pending:
-            self.settle(root)
-
-    def fetch_ended(self, work_id: int, job: ScheduledRequest | None, late: Iterable[int]) -> None:
-        """Nothing more lands, except late bytes in `late`. What is missing is computed."""
-        late_slots = dict.fromkeys(late)
-        for slot in self.abandoned.pop(work_id, ()):
-            if slot not in late_slots:
+    def reclaim(self, work_id: int, late: Container[int]) -> None:
+        """The fetch of a request without its blocks is over: bytes may come to the `late` slots alone."""
+        for slot in self._abandoned.pop(work_id, ()):
+            if slot not in late:
                 self.pool.unquarantine(slot)
-        if job is not None and job.withdrawn:
-            job.withdrawn = False
-            self._queue_of(job.root).push(job.root)
-        if job is None or job.fetch is None:
-            return
-        fetch, root = job.fetch, job.root
-        if not fetch.pending:
-            job.fetch = None
-            return
-        if any(target.slot in late_slots for target in fetch.pending.values()):
-            self._flee(job, root, fetch, late_slots)
-            return
-        self._forget_fetch(job, fetch)
-        self.settle(root)
-
-    def _flee(self, job: ScheduledRequest, root: Sequence, fetch: Fetch, late_slots: dict[int, None]) -> None:
-        """Some own slots are not safe to write: give all back and wait for others. What landed is found by name."""
-        self._unexport(job)
-        self._forget_fetch(job, fetch)
-        fetch.pending = {index: t for index, t in fetch.pending.items() if t.slot in late_slots}
-        job.fetch = fetch
-        self.drop(root, Phase.WAITING)
-        self.abandoned.pop(job.work.work_id, None)
-        self._queue_of(root).push(root)
-
-    def check_bringing(self, jobs: Mapping[int, ScheduledRequest]) -> None:
-        """Assert that what is noted as being fetched is."""
-        for name, work_id in self.bringing.items():
-            fetch = jobs[work_id].fetch
-            awaited = fetch is not None and any(target.name == name for target in fetch.pending.values())
-            assert awaited, f"block {name.hex()} is noted as being fetched for work {work_id}"
-        assert all(name in self.bringing for name in self.aside.values()), "a work waits for what is not on its way"
 
     def note_landed(self, target: FetchTarget) -> None:
         """A slot was filled from outside."""

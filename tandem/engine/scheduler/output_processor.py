@@ -6,13 +6,13 @@ from typing import Final
 from tandem.core.messages import TokenLogprob
 from tandem.engine.protocol import Emitted
 from tandem.engine.scheduler.events import EngineEvents
-from tandem.engine.scheduler.kv_cache_manager import KvCacheManager
 from tandem.engine.scheduler.plan import Drawn
-from tandem.engine.scheduler.sequence import Phase, ScheduledRequest, Sequence
-from tandem.engine.scheduler.stop_check import finish_of
+from tandem.engine.scheduler.scheduler_state import SchedulerState
+from tandem.engine.scheduler.sequence import ScheduledRequest, Sequence
+from tandem.engine.scheduler.sequence_status import SequenceStatus
 
-_DECODE: Final = Phase.DECODE
-_DONE: Final = Phase.DONE
+_DECODE: Final = SequenceStatus.RUNNING_DECODE
+_FINISHED: Final = SequenceStatus.FINISHED
 
 
 class OutputProcessor:
@@ -21,12 +21,12 @@ class OutputProcessor:
     def __init__(
         self,
         jobs: dict[int, ScheduledRequest],
-        residence: KvCacheManager,
+        state: SchedulerState,
         outbox: EngineEvents,
         close: Callable[[Sequence, float], None],
     ) -> None:
         self._jobs = jobs
-        self._residence = residence
+        self._state = state
         self._outbox = outbox
         self._close = close
 
@@ -34,7 +34,7 @@ class OutputProcessor:
         """Accept a token for everybody in a step's columns who is still here."""
         emitted = self._outbox.emitted
         for sequence, token in zip(generating, tokens, strict=True):
-            if sequence.phase is not _DECODE:
+            if sequence.status is not _DECODE:
                 continue
             position = sequence.outputs + 1
             sequence.computed += 1
@@ -56,9 +56,9 @@ class OutputProcessor:
             if job is None:
                 continue
             branch, token, position = job.branches[one.sequence], one.token, one.position
-            if branch.phase is _DONE or position != branch.outputs + 1:
+            if branch.status is _FINISHED or position != branch.outputs + 1:
                 continue
-            decoding = branch.phase is _DECODE
+            decoding = branch.status is _DECODE
             if decoding and position < job.max_tokens and token not in job.ends and not job.prefills:
                 # What `accept` would do for nearly every token there is.
                 branch.append(token)
@@ -67,8 +67,8 @@ class OutputProcessor:
                 emitted.append(Emitted(one.work_id, one.sequence, position, token, None, None, one.logprob))
                 continue
             finish = self.accept(branch, token, one.logprob, now)
-            if not decoding and finish is None and not branch.done:
-                self._residence.settle(branch)
+            if not decoding and finish is None and not branch.finished:
+                self._state.settle(branch)
 
     def accept(
         self,
@@ -84,7 +84,7 @@ class OutputProcessor:
         job, position = branch.job, branch.append(token)
         finish, stop_reason = None, None
         if position >= job.max_tokens or token in job.ends:
-            finish, stop_reason = finish_of(job, token, position)
+            finish, stop_reason = job.stop_check.finish_of(token, position)
         if job.first_token is None:
             job.first_token = now
         if emit:

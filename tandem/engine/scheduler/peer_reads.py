@@ -26,10 +26,10 @@ class PeerReads:
     """The reads of blocks for peers. Their fetches are numbered downwards from -1, so that no number is a
     request's."""
 
-    def __init__(self, residence: KvCacheManager, outbox: EngineEvents) -> None:
-        self._residence = residence
-        self._pool = residence.pool
-        self._leases: LeaseTable = residence.leases
+    def __init__(self, kv_cache: KvCacheManager, outbox: EngineEvents) -> None:
+        self._kv_cache = kv_cache
+        self._pool = kv_cache.pool
+        self._leases: LeaseTable = kv_cache.leases
         self._outbox = outbox
         self._asked: list[tuple[str, tuple[bytes, ...]]] = []
         self._peer_reads: dict[int, PeerRead] = {}
@@ -57,7 +57,7 @@ class PeerReads:
         self._last -= 1
         slots, pool = self._pool.allocate(len(names)), self._pool
         targets = tuple(
-            FetchTarget(index, name, slot, pool.generation(slot), self._residence.block_tokens)
+            FetchTarget(index, name, slot, pool.generation(slot), self._kv_cache.block_tokens)
             for index, (name, slot) in enumerate(zip(names, slots, strict=True))
         )
         self._peer_reads[self._last] = PeerRead(lease_id, {target.index: target for target in targets})
@@ -68,7 +68,7 @@ class PeerReads:
         peer_read = self._peer_reads[work_id]
         target = peer_read.pending.pop(index)
         self._pool.publish(target.slot, target.name, digests, work_id)
-        self._residence.note_landed(target)
+        self._kv_cache.note_landed(target)
         self._export(peer_read.lease_id, (target.name,))
         self._pool.release(target.slot)
 

@@ -13,14 +13,16 @@ from typing import Final
 from tandem.core.errors import TandemError
 from tandem.core.messages import Load
 from tandem.engine.protocol import EngineInfo, EngineRequest, FirstTokens, Prefix, StepReport
-from tandem.engine.scheduler.admission import Admission, refuse_impossible
+from tandem.engine.scheduler.admission import Admission, refuse_impossible, refuse_lease
 from tandem.engine.scheduler.engine_load import load_of
 from tandem.engine.scheduler.events import EngineEvents
 from tandem.engine.scheduler.kv_cache_manager import KvCacheManager
 from tandem.engine.scheduler.output_processor import OutputProcessor
 from tandem.engine.scheduler.plan import Step, StepResult
 from tandem.engine.scheduler.request_deadlines import RequestDeadlines
-from tandem.engine.scheduler.sequence import Phase, ScheduledRequest, Sequence
+from tandem.engine.scheduler.scheduler_state import SchedulerState
+from tandem.engine.scheduler.sequence import ScheduledRequest, Sequence
+from tandem.engine.scheduler.sequence_status import NOT_ADMITTED, SequenceStatus
 from tandem.engine.scheduler.shared_exports import SharedExports
 from tandem.engine.scheduler.stalled_kv_loads import StalledKvLoads
 from tandem.engine.scheduler.step_budget import StepBudget
@@ -29,9 +31,9 @@ from tandem.engine.scheduler.step_planner import StepPlanner
 from tandem.engine.scheduler.throughput import Throughput
 from tandem.engine.settings import SchedulerSettings
 
-_PREFILL: Final = Phase.PREFILL
-_DECODE: Final = Phase.DECODE
-_DONE: Final = Phase.DONE
+_PREFILL: Final = SequenceStatus.RUNNING_PREFILL
+_DECODE: Final = SequenceStatus.RUNNING_DECODE
+_AWAITS_FIRST: Final = SequenceStatus.WAITING_FOR_FIRST_TOKEN
 
 _TELL_PROGRESS_S: Final = 0.25
 
@@ -42,18 +44,20 @@ class Scheduler:
     def __init__(self, info: EngineInfo, settings: SchedulerSettings) -> None:
         self.info = info
         self.settings = settings
-        self.residence = KvCacheManager(info.blocks, info.layout.block_tokens, settings)
-        self.leases = self.residence.leases
+        size = info.layout.block_tokens
+        self.kv_cache = KvCacheManager(info.blocks, size, prefix_cache=settings.prefix_cache)
+        self.leases = self.kv_cache.leases
+        self.state = SchedulerState(self.kv_cache)
         self._outbox = EngineEvents()
         self._budget = StepBudget(settings)
-        admission = Admission(self.residence, settings, self._outbox)
-        self._planner = StepPlanner(self.residence, admission, self._budget, info.columns)
-        self._stalled_kv_loads = StalledKvLoads(self.residence, admission, self._outbox, settings)
-        self.sharing = SharedExports(self.residence, self._outbox, settings)
+        admission = Admission(self.state, settings, self._outbox)
+        self._planner = StepPlanner(self.state, admission, self._budget, info.columns)
+        self._stalled_kv_loads = StalledKvLoads(self.state, admission, self._outbox, settings)
+        self.sharing = SharedExports(self.kv_cache, self._outbox, settings)
         """Blocks given to peers that no request here computes for them."""
         self._throughput = Throughput()
         self._jobs: dict[int, ScheduledRequest] = {}
-        self._output_processor = OutputProcessor(self._jobs, self.residence, self._outbox, self._close)
+        self._output_processor = OutputProcessor(self._jobs, self.state, self._outbox, self._close)
         self._deadlines = RequestDeadlines(self._jobs, settings.queue_s)
         self._told_progress = -inf
         self._flight: Draft | None = None
@@ -67,16 +71,13 @@ class Scheduler:
         assert work.work_id not in self._jobs, f"work {work.work_id} is here already"
         assert work.mode in ("prefill", "decode", "local"), work.mode
         refuse_impossible(work, self.info)
-        if self.residence.waiting >= self.settings.max_waiting:
+        if len(self.state.waiting) >= self.settings.max_waiting:
             raise TandemError("queue_full", f"{self.settings.max_waiting} sequences are waiting already")
-        if work.mode == "prefill" and self.leases.tombstoned(work.lease_id):
-            raise TandemError("cancelled", f"lease {work.lease_id} was released before its work came")
-        if work.mode == "prefill" and self.leases.exists(work.lease_id):
-            raise TandemError("invalid_request", f"lease {work.lease_id} is in use", param="lease_id")
+        refuse_lease(work, self.leases)
         size = self.info.layout.block_tokens
-        job = ScheduledRequest(work, self.residence.next_arrival(), now, self.info.eos_token_ids, size)
+        job = ScheduledRequest(work, self.state.waiting.next_arrival(), now, self.info.eos_token_ids, size)
         self._jobs[work.work_id] = job
-        self.residence.enqueue(job.root)
+        self.state.enqueue(job.root)
         if job.leased:
             self.leases.open(work.lease_id, work.lease_s, job.export_names(size))
         self._deadlines.watch(job, now)
@@ -90,23 +91,23 @@ class Scheduler:
             self._end(job, now, completed=False)
             return
         branch = job.branches.get(sequence)
-        if branch is not None and not branch.done:
+        if branch is not None and not branch.finished:
             self._close(branch, now)
 
     def provide_first(self, work_id: int, sequence: int, token: int, now: float, relay: bool = False) -> None:
         """The next position of a branch of a decode work. Repeats, and positions drawn here, are ignored."""
         job = self._jobs.get(work_id)
         branch = job.branches.get(sequence) if job is not None else None
-        if job is None or branch is None or branch.done or job.work.mode != "decode":
+        if job is None or branch is None or branch.finished or job.work.mode != "decode":
             return
         if branch.outputs != branch.forced:
             return
         branch.awaits_first = False
         self._prefill_over(job, now)
-        self.residence.blocks_ready(job)
+        self.state.blocks_ready(job)
         self._output_processor.accept(branch, token, None, now, emit=relay, relayed=relay)
-        if branch.phase is Phase.PARKED:
-            self.residence.settle(branch)
+        if branch.status is _AWAITS_FIRST:
+            self.state.settle(branch)
 
     def sample_first(self, work_id: int, now: float) -> None:
         """Sample here the positions of a decode request that have not been provided. Blocks that a fetch does not
@@ -115,11 +116,11 @@ class Scheduler:
         if job is None or job.work.mode != "decode":
             return
         self._prefill_over(job, now)
-        self.residence.prefill_lost(job)
+        self.state.prefill_lost(job)
         for branch in job.branches.values():
             branch.awaits_first = False
-            if branch.phase is Phase.PARKED:
-                self.residence.settle(branch)
+            if branch.status is _AWAITS_FIRST:
+                self.state.settle(branch)
         self._stalled_kv_loads.prefill_lost(job)
 
     def _prefill_over(self, job: ScheduledRequest, now: float) -> None:
@@ -135,16 +136,16 @@ class Scheduler:
         """The full blocks that a waiting request begins with; None when the request no longer waits, or is
         private."""
         job = self._jobs.get(work_id)
-        if job is None or job.admitted is not None or job.work.private:
+        if job is None or job.root.status not in NOT_ADMITTED or job.work.private:
             return None
         names = tuple(job.root.names[: job.root.known // self.info.layout.block_tokens])
-        return Prefix(names, len(self.residence.pool.match(names)))
+        return Prefix(names, len(self.kv_cache.pool.match(names)))
 
     def bring(self, work_id: int, blocks: int) -> None:
         """Have what is missing of a waiting work's first `blocks` blocks fetched before the rest is computed."""
         job = self._jobs.get(work_id)
         if job is not None and not job.work.private:
-            self.residence.bring(job, blocks)
+            self.state.bring(job, blocks)
 
     def landed(self, work_id: int, index: int, digests: bytes, now: float) -> None:
         """Record that block `index` of the request's fetch is in its slot and verified."""
@@ -153,7 +154,7 @@ class Scheduler:
             return
         job = self._jobs.get(work_id)
         if job is not None:
-            self.residence.landed(job, index, digests, now)
+            self.state.landed(job, index, digests, now)
             self._tell_landed(job, now)
             self._note_prefilled(job, now)
 
@@ -165,26 +166,17 @@ class Scheduler:
         job = self._jobs.get(work_id)
         if job is not None and reason is not None:
             job.explain(f"fetch ended: {reason}")
-        self.residence.fetch_ended(work_id, job, late)
+        self.state.fetch_ended(work_id, job, late)
         if job is not None:
             self._note_prefilled(job, now)
-
-    def quarantine_over(self, slots: tuple[int, ...]) -> None:
-        """End the quarantine of slots that no late byte can reach any more."""
-        for slot in slots:
-            self.residence.pool.unquarantine(slot)
 
     def invalidate(self, slot: int, now: float) -> None:
         """Withdraw a complete block whose bytes are damaged: it is not used any more, and requests that have used it
         fail."""
-        self.residence.pool.invalidate(slot)
+        self.kv_cache.pool.invalidate(slot)
         for job in tuple(self._jobs.values()):
             if any(slot in sequence.table for sequence in job.sequences):
                 self._fail(job, "kv_corrupt", "a KV block that it attends to was damaged in memory", now)
-
-    def release_lease(self, lease_id: str) -> None:
-        """The peer wants nothing more under this lease, or it must never open."""
-        self.leases.release(lease_id)
 
     # -- steps --
 
@@ -197,7 +189,7 @@ class Scheduler:
             self._fail(job, "deadline_exceeded", reason, now)
         draft = self._planner.draft(now)
         for _ in range(8):
-            if not draft.empty or not (self.residence.ready_again or draft.preempted):
+            if not draft.empty or not (self.state.ready_again or draft.preempted):
                 break
             draft = self._planner.draft(now)
         for job in self._stalled_kv_loads.give_way(now):
@@ -207,7 +199,7 @@ class Scheduler:
         if not draft.empty:
             self._steps += 1
             self._note_computing(draft, now)
-            step = draft.step(self._steps, self.residence.take_landed(), self.info.layout.block_tokens)
+            step = draft.step(self._steps, self.kv_cache.take_landed(), self.info.layout.block_tokens)
             self._flight = draft
         return step, self.take_report()
 
@@ -221,11 +213,11 @@ class Scheduler:
             self._budget.observe(load, result.compute_s)
             self._throughput.observe(load, result.compute_s)
         for source, _ in draft.copies.values():
-            self.residence.pool.release(source)
+            self.kv_cache.pool.release(source)
         taken = self._fill(draft, result)
         for entry in draft.entries.values():
-            phase, count = entry.sequence.phase, len(entry.complete)
-            if phase is _DECODE or phase is _PREFILL:
+            status, count = entry.sequence.status, len(entry.complete)
+            if status is _DECODE or status is _PREFILL:
                 if count or entry.prefill:
                     self._advance(entry, result.digests[taken : taken + count], now)
                 else:
@@ -235,8 +227,8 @@ class Scheduler:
         self._output_processor.columns(draft.generating, result.tokens, now)
         self._output_processor.drawn(result.drawn, now)
         for entry in draft.entries.values():
-            if entry.prefill and entry.sequence.phase is _PREFILL:
-                self.residence.settle(entry.sequence)
+            if entry.prefill and entry.sequence.status is _PREFILL:
+                self.state.settle(entry.sequence)
         return self.take_report()
 
     def _advance(self, entry: Entry, digests: tuple[bytes, ...], now: float) -> None:
@@ -244,7 +236,7 @@ class Scheduler:
         sequence, start = entry.sequence, entry.row.start
         sequence.computed = entry.end
         for block, words in zip(entry.complete, digests, strict=True):
-            self.residence.complete(sequence, block, words)
+            self.kv_cache.complete(sequence, block, words)
         if not entry.prefill:
             return
         job = sequence.job
@@ -256,23 +248,21 @@ class Scheduler:
         if sequence is job.root:
             self._note_prefilled(job, now)
             if sequence.is_parent and sequence.computed == sequence.length:
-                self.residence.fork(sequence)
+                self.state.fork(sequence)
 
     def _fill(self, draft: Draft, result: StepResult) -> int:
         """Publish the blocks that columns have completed; gives how many there were."""
         for (sequence, block), digests in zip(draft.filled.items(), result.digests, strict=False):
-            if sequence.phase is _DECODE:
-                self.residence.complete(sequence, block, digests)
+            if sequence.status is _DECODE:
+                self.kv_cache.complete(sequence, block, digests)
         return len(draft.filled)
 
     # -- ends --
 
     def _close(self, branch: Sequence, now: float) -> None:
         """Finish a branch. The request ends with its last branch."""
-        if branch.phase is Phase.UNBORN:
-            branch.phase = Phase.DONE
-        elif branch is not branch.job.root:
-            self.residence.drop(branch, Phase.DONE)
+        if branch is not branch.job.root:
+            self.state.finish(branch)
         branch.job.live -= 1
         if branch.job.live == 0:
             self._end(branch.job, now, completed=bool(branch.job.first))
@@ -281,11 +271,8 @@ class Scheduler:
         """Let go of everything but, after a prefill that decode is to go on from, the exported blocks."""
         del self._jobs[job.work.work_id]
         for sequence in job.sequences:
-            if sequence.phase is Phase.UNBORN:
-                sequence.phase = Phase.DONE
-            elif not sequence.done:
-                self.residence.drop(sequence, Phase.DONE)
-        self.residence.settle_export_due(job, job.export_due)
+            self.state.finish(sequence)
+        self.kv_cache.settle_export_due(job, job.export_due)
         wanted = any(finish is None for _, _, finish in job.first)
         if job.leased and completed and wanted:
             self.leases.sampled(job.work.lease_id, FirstTokens(tuple(sorted(job.first))))
@@ -330,18 +317,18 @@ class Scheduler:
                 self.leases.move(job.work.lease_id, now)
 
     def _note_prefilled(self, job: ScheduledRequest, now: float) -> None:
-        if job.prefilled is None and (job.root.done or job.root.computed >= job.root.known):
+        if job.prefilled is None and (job.root.finished or job.root.computed >= job.root.known):
             job.prefilled = now
 
     # -- figures --
 
     def take_report(self) -> StepReport | None:
         """The report of what has happened since the last one; None when nothing has."""
-        return self._outbox.take(self.residence.pool.take_changes())
+        return self._outbox.take(self.kv_cache.pool.take_changes())
 
     def next_wake(self, now: float) -> float | None:
         """When `plan` must be called again even if no command arrives; None for never."""
-        if self.residence.ready_again:
+        if self.state.ready_again:
             return now
         soonest = min(self._deadlines.next(), self.leases.next_expiry, self._stalled_kv_loads.next_look(now))
         return soonest if soonest != float("inf") else None
@@ -349,7 +336,7 @@ class Scheduler:
     def load(self) -> Load:
         """The present load of this engine."""
         budget = self._budget
-        return load_of(self.residence, self._throughput, budget.prompt_cost, budget.longest_s, budget.fit)
+        return load_of(self.state, self._throughput, budget.prompt_cost, budget.longest_s, budget.fit)
 
     def set_itl_target(self, itl_target_s: float | None) -> None:
         """Set how long a step beside running sequences may take, in seconds, from now on; None restores the value
@@ -372,22 +359,20 @@ class Scheduler:
 
     def snapshot(self) -> tuple[bytes, ...]:
         """Names of all full blocks available now."""
-        return self.residence.pool.snapshot()
+        return self.kv_cache.pool.snapshot()
 
     def check(self) -> None:
         """Assert the invariants: no slot leaks, is used twice, or is held by something that is gone."""
         refs = Counter(self.leases.pins())
-        tables = [sequence.table for sequence in self.residence.batch]
+        tables = [sequence.table for sequence in self.state.batch]
         if self._flight is not None:
             tables.append([source for source, _ in self._flight.copies.values()])
         tables.append(self.sharing.peer_reads.slots())
         refs.update(chain.from_iterable(tables))
-        self.residence.pool.check(refs)
-        for sequence in self.residence.batch:
-            assert self._jobs[sequence.job.work.work_id] is sequence.job, "a sequence outlives its work"
-        waiting = self.residence.waiting
+        self.kv_cache.pool.check(refs)
+        self.state.check(self._jobs)
+        waiting = len(self.state.waiting)
         # Submits are refused at the first bound; what is preempted beyond it was admitted within the second.
         assert waiting <= self.settings.max_waiting + self.settings.max_sequences, f"{waiting} sequences wait"
         self.leases.check()
-        self.residence.check_bringing(self._jobs)
-        assert self.residence.export_due == sum(job.export_due for job in self._jobs.values())
+        assert self.kv_cache.export_due == sum(job.export_due for job in self._jobs.values())

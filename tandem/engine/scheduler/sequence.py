@@ -9,33 +9,21 @@ import sys
 from array import array
 from collections.abc import Iterable
 from collections.abc import Sequence as Items
-from enum import IntEnum
 from math import inf
+from typing import Final
 
 from tandem.core.kv import chain_names, pack_tokens, tail_name
 from tandem.core.request import ChildRequest
 from tandem.engine.protocol import EngineRequest, FetchTarget, RequestStats
 from tandem.engine.scheduler.plan import Draw, Lane
 from tandem.engine.scheduler.request_deadlines import Wait
+from tandem.engine.scheduler.sequence_status import NOT_ADMITTED, SequenceStatus
 from tandem.engine.scheduler.step_rules import order_of
+from tandem.engine.scheduler.stop_check import StopCheck
 
 _REASONS_MAX = 16
-
-
-class Phase(IntEnum):
-    """The scheduling phase of a sequence. Only PARKED, PREFILL and DECODE sequences hold blocks."""
-
-    UNBORN = 0
-    """The sequence is a branch whose trunk is not complete."""
-    WAITING = 1
-    """The sequence is in the queue: not admitted yet, or preempted."""
-    PARKED = 2
-    """Admitted, but waits for a fetch or for its next position from elsewhere."""
-    PREFILL = 3
-    """More than its last token is to be computed, or the last again for its logits."""
-    DECODE = 4
-    """One token per step."""
-    DONE = 5
+_UNFORKED: Final = SequenceStatus.WAITING_FOR_PARENT
+_BEHIND_PROMPTS: Final = NOT_ADMITTED | {SequenceStatus.PREEMPTED, SequenceStatus.RUNNING_PREFILL}
 
 
 class Sequence:
@@ -58,9 +46,9 @@ class Sequence:
         "names",
         "outputs",
         "outputs_max",
-        "phase",
         "plain_from",
         "seed",
+        "status",
         "table",
         "table_packed",
         "tokens",
@@ -89,7 +77,7 @@ class Sequence:
         self.names: list[bytes] = []
         self.filled: set[int] = set()
         """Own blocks that a fetch filled beyond a hole; `computed` jumps over them."""
-        self.phase = Phase.UNBORN
+        self.status = SequenceStatus.WAITING_FOR_PARENT
         self.awaits_first = False
         """The next position is drawn elsewhere: this engine must not draw it."""
         self.cow = False
@@ -100,12 +88,12 @@ class Sequence:
         return self.index < 0
 
     @property
-    def done(self) -> bool:
-        return self.phase is Phase.DONE
+    def finished(self) -> bool:
+        return self.status is SequenceStatus.FINISHED
 
     @property
-    def being_fetched(self) -> bool:
-        """Whether a fetch is writing to the sequence's blocks now."""
+    def has_pending_blocks(self) -> bool:
+        """Whether a fetch has yet to bring some of the sequence's blocks."""
         fetch = self.job.fetch
         return fetch is not None and bool(fetch.pending) and self is self.job.root
 
@@ -116,9 +104,11 @@ class Sequence:
 
     @property
     def beyond_fetch(self) -> int:
-        """Tokens to compute once the fetch that runs has ended; zero where another worker computes them."""
+        """Tokens to compute once the load of the sequence's blocks has ended; zero where another worker computes
+        them. Only for a sequence that waits for remote KV."""
         fetch = self.job.fetch
-        if fetch is None or fetch.hand_off or not self.being_fetched:
+        assert fetch is not None
+        if fetch.hand_off:
             return 0
         return self.length - self.computed - sum(target.tokens for target in fetch.pending.values())
 
@@ -163,6 +153,16 @@ class Sequence:
         if len(self.tokens) - named >= size:
             names += chain_names(names[-1] if names else root, bytes(self.tokens[named:]), block_tokens)
 
+    def draws(self) -> tuple[Draw, ...]:
+        """The draws that need the logits of the last known token."""
+        if not self.is_parent:
+            return () if self.awaits_first else (self.draw(),)
+        return tuple(
+            branch.draw()
+            for branch in self.job.branches.values()
+            if branch.status is _UNFORKED and branch.length == self.length and not branch.awaits_first
+        )
+
     def draw(self) -> Draw:
         """The parameters with which the next position is sampled."""
         job, position = self.job, self.outputs + 1
@@ -172,7 +172,7 @@ class Sequence:
         prompt = output = b""
         if self.job.needs_history:
             prompt, output = work.prompt, bytes(self.tokens[len(work.prompt) :])
-        forbidden = self.job.end_tokens if position <= work.stopping.min_tokens else ()
+        forbidden = self.job.stop_check.end_tokens if position <= work.stopping.min_tokens else ()
         return Draw(work.work_id, self.index, self.seed, position, work.sampling, prompt, output, forbidden)
 
 
@@ -185,22 +185,20 @@ class ScheduledRequest:
         self.work = work
         self.block_tokens = block_tokens
         self.order = order_of(work.priority, arrival)
-        eos = () if work.stopping.ignore_eos else eos_token_ids
         self.work_id = work.work_id
         self.prefills = work.mode == "prefill"
         self.sampling = work.sampling
         self.min_tokens = work.stopping.min_tokens
         self.max_tokens = work.stopping.max_tokens
-        self.end_tokens = tuple(dict.fromkeys((*eos, *work.stopping.stop_token_ids)))
-        self.ends = frozenset(self.end_tokens)
-        self.stop_tokens = frozenset(work.stopping.stop_token_ids)
+        self.stop_check = StopCheck(work.stopping, eos_token_ids)
+        self.ends = self.stop_check.ends
         self.needs_history = work.sampling.needs_history
         self.plain = not (self.needs_history or work.sampling.logit_bias or work.sampling.logprobs is not None)
         self.branches = {branch.sequence: self._sequence(branch) for branch in work.branches}
         self.root = self._root(work)
         """The sequence that is computed or fetched first: the trunk, or the only branch."""
         self.root.extend_names(work.root, block_tokens)
-        self.root.phase = Phase.WAITING
+        self.root.status = SequenceStatus.WAITING
         self.live = len(self.branches)
         self.first: list[tuple[int, int, str | None]] = []
         self.fetch: Fetch | None = None
@@ -223,8 +221,6 @@ class ScheduledRequest:
         self.room_made = self.idle_turns = 0
         """How often the request gave its blocks back: `room_made` times at once, to a request that could use them,
         and `idle_turns` times after its fetch had been idle."""
-        self.withdrawn = False
-        """Whether the request's blocks went to others; it waits for its fetch to end, and then for new blocks."""
         self.admitted: float | None = None
         self.computing: float | None = None
         self.prefilled: float | None = None
@@ -251,13 +247,12 @@ class ScheduledRequest:
     @property
     def wait(self) -> Wait:
         """What the request waits for; its own fetches are bounded elsewhere."""
-        return Wait.PLACE if self.admitted is None else Wait.NOTHING
+        return Wait.PLACE if self.root.status in NOT_ADMITTED else Wait.NOTHING
 
     @property
     def waits_its_turn(self) -> bool:
         """Whether it needs tokens computed, or a place first: it stands behind whatever prompts are computed now."""
-        waiting = (Phase.WAITING, Phase.PREFILL)
-        return self.wait is Wait.PLACE or any(sequence.phase in waiting for sequence in self.sequences)
+        return any(sequence.status in _BEHIND_PROMPTS for sequence in self.sequences)
 
     @property
     def waits_since(self) -> float:

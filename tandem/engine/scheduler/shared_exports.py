@@ -13,13 +13,13 @@ from tandem.engine.settings import SchedulerSettings
 class SharedExports:
     """Within the exports' share of the pool, and only where no work waits for blocks."""
 
-    def __init__(self, residence: KvCacheManager, outbox: EngineEvents, settings: SchedulerSettings) -> None:
-        self._pool = residence.pool
-        self._leases = residence.leases
-        self._spare = spare_blocks(settings.watermark, residence.pool.blocks, busy=True)
-        self._blocks_max = int(settings.export_share * residence.pool.blocks)
+    def __init__(self, kv_cache: KvCacheManager, outbox: EngineEvents, settings: SchedulerSettings) -> None:
+        self._pool = kv_cache.pool
+        self._leases = kv_cache.leases
+        self._spare = spare_blocks(settings.watermark, kv_cache.pool.blocks, busy=True)
+        self._blocks_max = int(settings.export_share * kv_cache.pool.blocks)
         self._leases_max = settings.shared_leases_max
-        self.peer_reads = PeerReads(residence, outbox)
+        self.peer_reads = PeerReads(kv_cache, outbox)
 
     def open(self, lease_id: str, names: Sequence[bytes], length_s: float, now: float) -> bool:
         """Open a lease over those of `names` that are here; whether that can be. An open one stays as it is."""

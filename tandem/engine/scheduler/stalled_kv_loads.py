@@ -22,7 +22,7 @@ from typing import Final
 
 from tandem.engine.scheduler.admission import Admission, Shortage
 from tandem.engine.scheduler.events import EngineEvents
-from tandem.engine.scheduler.kv_cache_manager import KvCacheManager
+from tandem.engine.scheduler.scheduler_state import SchedulerState
 from tandem.engine.scheduler.sequence import ScheduledRequest
 from tandem.engine.settings import SchedulerSettings
 
@@ -35,7 +35,7 @@ idle."""
 class StalledKvLoads:
     """Decides which reservations end, and when. Looks only while a request could not be admitted."""
 
-    residence: KvCacheManager
+    state: SchedulerState
     admission: Admission
     outbox: EngineEvents
     settings: SchedulerSettings
@@ -71,7 +71,7 @@ class StalledKvLoads:
         return min((at for job in self._fetching() if (at := self._idle_at(job)) > now), default=float("inf"))
 
     def _fetching(self) -> list[ScheduledRequest]:
-        fetching = (sequence.job for sequence in self.residence.batch.parked if sequence.being_fetched)
+        fetching = (sequence.job for sequence in self.state.batch.loading)
         return [job for job in fetching if job.fetch is not None and job.fetch.hand_off and not job.fetch.stopped]
 
     def _idle_at(self, job: ScheduledRequest) -> float:
@@ -80,22 +80,21 @@ class StalledKvLoads:
 
     def _fits(self, shortage: Shortage) -> bool:
         """Whether there is room, slots included that come back when their fetch has been stopped."""
-        coming = sum(len(slots) for slots in self.residence.abandoned.values())
-        return self._enough(shortage, coming, 0)
+        return self._enough(shortage, self.state.kv_cache.coming, 0)
 
     def _would_fit(self, shortage: Shortage, idle: list[ScheduledRequest]) -> bool:
         uses: dict[int, int] = {}
         for job in idle:
             for slot in job.root.table:
                 uses[slot] = uses.get(slot, 0) + 1
-        coming = sum(len(slots) for slots in self.residence.abandoned.values())
-        coming += sum(self.residence.pool.refs(slot) == count for slot, count in uses.items())
-        return self._enough(shortage, coming, sum(self.residence.batch.width_of(job.root) for job in idle))
+        coming = self.state.kv_cache.coming
+        coming += sum(self.state.kv_cache.pool.refs(slot) == count for slot, count in uses.items())
+        return self._enough(shortage, coming, sum(self.state.batch.width_of(job.root) for job in idle))
 
     def _enough(self, shortage: Shortage, blocks: int, width: int) -> bool:
-        left = self.residence.batch.width - width
+        left = self.state.batch.width - width
         narrow = left == 0 or left + shortage.width <= self.settings.max_sequences
-        return narrow and self.residence.pool.available + blocks >= shortage.blocks
+        return narrow and self.state.kv_cache.pool.available + blocks >= shortage.blocks
 
     def _put_off(self, job: ScheduledRequest, shortage: Shortage, now: float) -> None:
         assert job.fetch is not None
@@ -108,16 +107,16 @@ class StalledKvLoads:
         job.explain(reason)
         self.outbox.explain(reason)
         ahead = shortage.sequence.job.order
-        job.order = (max(job.order[0], ahead[0]), self.residence.next_arrival())
-        self.residence.put_off(job, now)
+        job.order = (max(job.order[0], ahead[0]), self.state.waiting.next_arrival())
+        self.state.put_off(job, now)
         self._stop(job)
 
     def _stop(self, job: ScheduledRequest) -> None:
         if job.fetch is not None:
             job.fetch.stopped = True
         if not self.outbox.withdraw(job.work.work_id):
-            self.residence.fetch_ended(job.work.work_id, job, ())
-            self.residence.ready_again = True
+            self.state.fetch_ended(job.work.work_id, job, ())
+            self.state.ready_again = True
 
 
 def _yields(job: ScheduledRequest, other: ScheduledRequest) -> bool:

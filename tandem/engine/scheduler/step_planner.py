@@ -4,21 +4,23 @@ from dataclasses import dataclass
 from typing import Final
 
 from tandem.engine.scheduler.admission import Admission
-from tandem.engine.scheduler.kv_cache_manager import KvCacheManager
 from tandem.engine.scheduler.plan import Row
-from tandem.engine.scheduler.sequence import Phase, Sequence
+from tandem.engine.scheduler.scheduler_state import SchedulerState
+from tandem.engine.scheduler.sequence import Sequence
+from tandem.engine.scheduler.sequence_status import SequenceStatus
 from tandem.engine.scheduler.step_budget import StepBudget
 from tandem.engine.scheduler.step_draft import Draft, Entry
 from tandem.engine.scheduler.step_rules import Allowance, chunk_end
 
-_DECODE: Final = Phase.DECODE
+_PREFILL: Final = SequenceStatus.RUNNING_PREFILL
+_DECODE: Final = SequenceStatus.RUNNING_DECODE
 
 
 @dataclass
 class StepPlanner:
     """Fills drafts. Rows of one step never read what another row of it writes."""
 
-    residence: KvCacheManager
+    state: SchedulerState
     admission: Admission
     budget: StepBudget
     columns: bool
@@ -27,27 +29,27 @@ class StepPlanner:
     def draft(self, now: float) -> Draft:
         """One attempt at a step; it may come out without entries."""
         draft = Draft()
-        self.residence.ready_again = False
+        self.state.ready_again = False
         self._decode_all(draft)
         allowance = self.budget.open(draft.load())
-        for sequence in self.residence.batch.prefills():
+        for sequence in self.state.batch.prefills():
             if allowance.spent:
                 break
-            if sequence.phase is Phase.PREFILL:
+            if sequence.status is _PREFILL:
                 self._prefill(sequence, draft, allowance)
         while not draft.preempted:
             admitted = self.admission.next(not allowance.spent, now)
             if admitted is None:
                 break
-            if admitted.phase is Phase.PREFILL:
+            if admitted.status is _PREFILL:
                 self._prefill(admitted, draft, allowance)
         return draft
 
     def _decode_all(self, draft: Draft) -> None:
         """A row for every running sequence. Once per token of everybody: in one piece, and without detours."""
-        size, generating, context, plain = self.residence.block_tokens, draft.generating, 0, self.columns
-        for sequence in tuple(self.residence.batch.decoding):
-            if sequence.phase is not _DECODE:
+        size, generating, context, plain = self.state.kv_cache.block_tokens, draft.generating, 0, self.columns
+        for sequence in tuple(self.state.batch.decoding):
+            if sequence.status is not _DECODE:
                 continue
             start = sequence.computed
             inside = start % size
@@ -79,12 +81,12 @@ class StepPlanner:
 
     def _prefill(self, sequence: Sequence, draft: Draft, allowance: Allowance) -> None:
         """Add the sequence's next chunk and take it off the allowance."""
-        residence = self.residence
-        residence.skip_present(sequence)
+        kv_cache = self.state.kv_cache
+        kv_cache.skip_present(sequence)
         if sequence.computed == sequence.length:
             self._recompute_last(sequence, draft, allowance)
             return
-        start, size = sequence.computed, residence.block_tokens
+        start, size = sequence.computed, kv_cache.block_tokens
         block = start // size
         if start % size == 0 and block < len(sequence.names) and sequence.names[block] in draft.claims:
             sequence.job.explain("waited a step for a shared prefix being computed")
@@ -101,7 +103,7 @@ class StepPlanner:
                 draft.claims[sequence.names[index]] = None
         if self._exports_tail(sequence, end):
             complete = (*complete, end // size)
-        draws = residence.draws(sequence) if end == sequence.length else ()
+        draws = sequence.draws() if end == sequence.length else ()
         row = Row(sequence.packed(start, end), start, sequence.packed_table(), True, draws)
         draft.add(Entry(sequence, row, end, complete, True))
         allowance.take(start, end - start)
@@ -109,9 +111,9 @@ class StepPlanner:
 
     def _recompute_last(self, sequence: Sequence, draft: Draft, allowance: Allowance) -> None:
         """Compute the last token again, writing nothing: all KV is here, but its logits are not."""
-        draws = self.residence.draws(sequence)
+        draws = sequence.draws()
         if not draws:
-            self.residence.settle(sequence)
+            self.state.settle(sequence)
             return
         start = sequence.length - 1
         row = Row(sequence.packed(start, start + 1), start, sequence.packed_table(), False, draws)
@@ -119,13 +121,12 @@ class StepPlanner:
         allowance.take(start, 1)
 
     def _exports_tail(self, sequence: Sequence, end: int) -> bool:
-        job = sequence.job
-        return job.leased and sequence is job.root and end == sequence.known and end % self.residence.block_tokens > 0
+        job, size = sequence.job, self.state.kv_cache.block_tokens
+        return job.leased and sequence is job.root and end == sequence.known and end % size > 0
 
     def _writable(self, sequence: Sequence, end: int, draft: Draft) -> bool:
         """Make sure the table covers `end` positions and the next one may be written; False when preempted."""
-        residence = self.residence
-        size, pool = residence.block_tokens, residence.pool
+        size, pool = self.state.kv_cache.block_tokens, self.state.kv_cache.pool
         block = sequence.computed // size
         copy = sequence.cow and block < len(sequence.table) and pool.shared(sequence.table[block])
         needed = max(0, -(-end // size) - len(sequence.table)) + copy
@@ -144,9 +145,9 @@ class StepPlanner:
 
     def _make_room(self, sequence: Sequence, needed: int, draft: Draft) -> bool:
         """Preempt from the least urgent end until `needed` blocks are available; False when it hit the asker."""
-        residence = self.residence
-        while needed > residence.pool.available:
-            victim = residence.batch.victim()
+        pool, batch = self.state.kv_cache.pool, self.state.batch
+        while needed > pool.available:
+            victim = batch.victim()
             if victim is None:
                 return False
             self._preempt(victim, draft)
@@ -157,6 +158,6 @@ class StepPlanner:
     def _preempt(self, victim: Sequence, draft: Draft) -> None:
         copied = draft.copies.get(victim)
         draft.drop(victim)
-        self.residence.preempt(victim)
+        self.state.preempt(victim)
         if copied is not None:
-            self.residence.pool.release(copied[0])
+            self.state.kv_cache.pool.release(copied[0])

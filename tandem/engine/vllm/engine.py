@@ -14,7 +14,8 @@ import msgspec
 from tandem.core.clock import Clock
 from tandem.core.errors import TandemError
 from tandem.core.messages import Load
-from tandem.engine.protocol import NO_CHANGE, BlockSpace, EngineInfo, EngineRequest, Listener, StepReport
+from tandem.engine.command_shell import CommandShell
+from tandem.engine.protocol import NO_CHANGE, BlockSpace, EngineInfo, Listener, StepReport
 from tandem.engine.scheduler.activity import activity_of
 from tandem.engine.scheduler.stall_detection import LOOK_EVERY_S, Activity
 from tandem.engine.settings import SchedulerSettings
@@ -38,7 +39,7 @@ def _silent(_fraction: float, _stage: str) -> None:
     """Ignore progress: loading is not watched."""
 
 
-class VllmEngine:
+class VllmEngine(CommandShell):
     """Implements `Engine` with vLLM. `clock` must agree with the event loop's time.
 
     `role` is the worker's role. Without a stage, and with a model whose KV cannot be exchanged, the engine serves
@@ -54,9 +55,9 @@ class VllmEngine:
         progress: ProgressCallback = _silent,
         role: str = "unified",
     ) -> None:
+        super().__init__(clock)
         self._settings = settings
         self._scheduler = scheduler
-        self._clock = clock
         self._stage = stage
         self._loaded = VllmInstance(settings, scheduler, stage, progress, role)
         self._info: EngineInfo | None = None
@@ -65,21 +66,14 @@ class VllmEngine:
         self._cached: CachedNames | None = None
         self._images: ImageReader | None = None
         self._names = NameUnion()
-        self._listener: Listener | None = None
         self._problem: str | None = None
-        self._wake = asyncio.Event()
         self._ended = asyncio.Event()
-        self._stopping = False
         self._loaded.on_lost = self._lost
         self._bounds = Bounds(settings.beat_lost_s, settings.step_timeout_min_s, settings.step_timeout_s)
         self._liveness = LivenessMonitor(self._bounds, self._activity, self._predicted_s)
         self._looked = float("-inf")
-        self._overdue_s = 0.0
         self._heard = 0.0
         """When vLLM last sent a message, or was given its first work after having had none."""
-        self._load_sent = float("-inf")
-        self._load_stale = False
-        self._flush_due = False
 
     # -- life --
 
@@ -158,22 +152,9 @@ class VllmEngine:
 
     # -- commands --
 
-    def submit(self, work: EngineRequest) -> None:
-        """Queue a request; see `Ledger.submit` for what it raises."""
-        self.ledger.submit(work, self._clock.now())
-        self._changed()
-
-    def cancel(self, work_id: int, sequence: int | None = None) -> None:
-        self.ledger.cancel(work_id, self._clock.now(), sequence)
-        self._changed()
-
-    def provide_first(self, work_id: int, sequence: int, token: int, relay: bool = False) -> None:
-        self.ledger.provide_first(work_id, sequence, token, self._clock.now(), relay)
-        self._changed()
-
-    def sample_first(self, work_id: int) -> None:
-        self.ledger.sample_first(work_id, self._clock.now())
-        self._changed()
+    @property
+    def _requests(self) -> Ledger:
+        return self.ledger
 
     def set_itl_target(self, itl_target_s: float | None) -> None:
         """vLLM's chunks are fixed when it starts (`max_batched_tokens`): its steps have no target."""
@@ -254,7 +235,7 @@ class VllmEngine:
                 aborts, ledger.to_abort = ledger.to_abort, []
                 await client.abort(aborts)
             self._flush()
-            await self._idle(ledger.next_look())
+            await self._wait_for_commands(min(ledger.next_look() - self._clock.now(), LOOK_EVERY_S))
 
     def _watch(self) -> None:
         """Whether vLLM's processes live and get on. Raises `EngineGone` when they do not."""
@@ -264,9 +245,7 @@ class VllmEngine:
         self._looked, longest_s = now, self._longest_s()
         signs = self._loaded.heartbeats
         verdict = self._liveness.look(signs, longest_s, now)
-        if (verdict.overdue_s > 0) != (self._overdue_s > 0):
-            self._load_sent = float("-inf")
-        self._overdue_s = verdict.overdue_s
+        self._note_overdue(verdict.overdue_s)
         bound = self._bounds.hung_s(longest_s)
         assert self._images is not None
         images_hang = self._images.look(bound)
@@ -299,23 +278,7 @@ class VllmEngine:
         scheduler, context = self._scheduler, self.info.context_tokens
         return self._figures.predicted_s(scheduler.max_sequences, scheduler.max_batched_tokens, context)
 
-    async def _idle(self, until: float) -> None:
-        wait_s = min(until - self._clock.now(), LOOK_EVERY_S)
-        try:
-            async with asyncio.timeout(max(0.0, wait_s)):
-                await self._wake.wait()
-        except TimeoutError:
-            return
-
     # -- reports --
-
-    def _changed(self) -> None:
-        """Pass a command on: vLLM receives it at once, the listener gets its report soon."""
-        self._wake.set()
-        self._load_stale = True
-        if not self._flush_due:
-            self._flush_due = True
-            asyncio.get_running_loop().call_soon(self._flush)
 
     def _flush(self) -> None:
         self._flush_due = False

@@ -149,7 +149,7 @@ class Ledger:
     def _prepared(
         self, run: TrackedRequest, branch: ChildRequest, media: Mapping[str, Any] | None
     ) -> OutgoingRequest:
-        request = make_request(run.work, branch, run.end_tokens, self._runner, media)
+        request = make_request(run.work, branch, run.stop_check.end_tokens, self._runner, media)
         return OutgoingRequest(run.branches[branch.sequence], self._request_builder.prepare(request))
 
     def admitted(self, work_id: int, params: dict[str, object] | None) -> None:
@@ -197,7 +197,7 @@ class Ledger:
         if branch.position != branch.forced:
             return
         branch.position = position = branch.forced + 1
-        finish, stop_reason = run.finish_of(token, position)
+        finish, stop_reason = run.stop_check.finish_of(token, position)
         run.first_token = run.first_token or now
         self._prefill_over(run, now)
         if relay:

@@ -34,7 +34,7 @@ def new_positions(run: TrackedRequest, branch: TrackedChild, output: Any) -> Ite
         if position <= branch.position:
             continue
         branch.position = position
-        finish, stop_reason = run.finish_of(token, position)
+        finish, stop_reason = run.stop_check.finish_of(token, position)
         if finish is None and index == len(output.new_token_ids) - 1 and run.work.mode != "prefill":
             # vLLM may have bounds beside the work's.
             finish = _finish(output.finish_reason)

@@ -16,7 +16,6 @@ from tandem.core.clock import Clock
 from tandem.core.errors import TandemError
 from tandem.core.kv import Layout
 from tandem.engine.counts import ExpertBalance, mean_balance
-from tandem.engine.digest import Digester
 from tandem.engine.digest_threads import DigestThreads
 from tandem.engine.hashing import hashed
 from tandem.engine.memory import HostMemory
@@ -122,7 +121,6 @@ class Stage(StageSpace):
         assert block_bytes == self._layout.block_bytes
         slots = slots_of(self._settings, block_bytes, pages.block_tokens, context_tokens)
         self._memory = HostMemory(block_bytes, slots)
-        self._digester = Digester(self._layout)
         self._hashing = DigestThreads(self._layout)
         writers = [hello.rank for hello in hellos if hello.part.writes]
         ranks = [hello.rank for hello in hellos]
@@ -262,9 +260,7 @@ class Stage(StageSpace):
             self.on_refused(work_id, error)
         if report is not None:
             self.on_report(report)
-        for lease_id in books.leases.take_touched():
-            for wake in tuple(self._watchers.get(lease_id, ())):
-                wake()
+        self._wake_watchers()
         self._wind(books.next_look())
 
     def _tell(self) -> None:

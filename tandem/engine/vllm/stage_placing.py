@@ -15,11 +15,11 @@ class StagePlacing:
     messages to ranks."""
 
     def __init__(
-        self, residence: KvCacheManager, outbox: EngineEvents, admission: StageAdmission, to_ranks: list[ToRank]
+        self, kv_cache: KvCacheManager, outbox: EngineEvents, admission: StageAdmission, to_ranks: list[ToRank]
     ) -> None:
-        self._pool = residence.pool
-        self._leases = residence.leases
-        self._block_tokens = residence.block_tokens
+        self._pool = kv_cache.pool
+        self._leases = kv_cache.leases
+        self._block_tokens = kv_cache.block_tokens
         self._outbox = outbox
         self._admission = admission
         self._to_ranks = to_ranks

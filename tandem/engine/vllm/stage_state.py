@@ -9,6 +9,7 @@ from functools import partial
 
 from tandem.core.errors import TandemError
 from tandem.engine.protocol import EngineRequest, FirstTokens, Prefix
+from tandem.engine.scheduler.admission import refuse_lease
 from tandem.engine.scheduler.events import EngineEvents
 from tandem.engine.scheduler.kv_cache_manager import KvCacheManager
 from tandem.engine.scheduler.shared_exports import SharedExports
@@ -43,19 +44,18 @@ class StageState:
             shared_leases_max=settings.shared_leases_max,
             watermark=settings.watermark,
         )
-        residence = KvCacheManager(blocks, block_tokens, shares)
-        self.residence = residence
-        self.pool = residence.pool
-        self.leases = residence.leases
+        self.kv_cache = KvCacheManager(blocks, block_tokens)
+        self.pool = self.kv_cache.pool
+        self.leases = self.kv_cache.leases
         self.outbox = EngineEvents()
-        self.sharing = SharedExports(residence, self.outbox, shares)
+        self.sharing = SharedExports(self.kv_cache, self.outbox, shares)
         self.to_ranks: list[ToRank] = []
         self.admitted: list[tuple[int, dict[str, object] | None]] = []
         self.refused: list[tuple[int, TandemError]] = []
         self.to_digest: list[tuple[int, Digested]] = []
         """Slots of blocks that all ranks have saved, and what takes their content words."""
         self._admission = StageAdmission(self.pool, self.leases, settings)
-        self._placing = StagePlacing(residence, self.outbox, self._admission, self.to_ranks)
+        self._placing = StagePlacing(self.kv_cache, self.outbox, self._admission, self.to_ranks)
         self._ranks = tuple(ranks)
         self._writers = frozenset(writers)
         self.outputs = StageOutputs(
@@ -63,8 +63,6 @@ class StageState:
         )
         self._waiting: dict[int, StagedRequest] = {}
         self._works: dict[int, StagedRequest] = {}
-        self._abandoned: dict[int, tuple[int, ...]] = {}
-        """Quarantined slots of requests that ended while their fetch went on; kept until `fetch_ended`."""
         self._arrivals = 0
 
     # -- the engine's side --
@@ -74,7 +72,7 @@ class StageState:
         `invalid_request` for one that is in use."""
         assert work.work_id not in self._works, f"work {work.work_id} is here already"
         assert work.work_id not in self._waiting, f"work {work.work_id} waits already"
-        self._refuse_lease(work)
+        refuse_lease(work, self.leases)
         if len(self._waiting) >= self.settings.max_waiting:
             raise TandemError("queue_full", f"{self.settings.max_waiting} works wait for slots already")
         self._arrivals += 1
@@ -85,14 +83,6 @@ class StageState:
         self._waiting[work.work_id] = staged
         if staged.leased:
             self.leases.open(work.lease_id, work.lease_s, staged.all_names())
-
-    def _refuse_lease(self, work: EngineRequest) -> None:
-        if work.mode != "prefill":
-            return
-        if self.leases.tombstoned(work.lease_id):
-            raise TandemError("cancelled", f"lease {work.lease_id} was released before its work came")
-        if self.leases.exists(work.lease_id):
-            raise TandemError("invalid_request", f"lease {work.lease_id} is in use", param="lease_id")
 
     def provide_first(self, work_id: int, sequence: int, token: int) -> None:
         """The next position of a sequence is known."""
@@ -156,7 +146,7 @@ class StageState:
     def look(self, now: float) -> None:
         """Do what can be done now: end leases and requests whose time is over, and give slots to waiting requests."""
         self.leases.expire(now)
-        self.residence.take_landed()
+        self.kv_cache.take_landed()
         for work in tuple(self._waiting.values()):
             if now >= min(work.opened + self.settings.queue_s, work.work.deadline):
                 del self._waiting[work.work_id]
@@ -221,9 +211,7 @@ class StageState:
             self.sharing.peer_reads.ended(work_id, late)
             return
         late_slots = dict.fromkeys(late)
-        for slot in self._abandoned.pop(work_id, ()):
-            if slot not in late_slots:
-                self.pool.unquarantine(slot)
+        self.kv_cache.reclaim(work_id, late_slots)
         work = self._works.get(work_id)
         if work is None or not work.fetching:
             return
@@ -343,7 +331,7 @@ class StageState:
         """Abandon a fetch that goes on for a while: until it has ended, no work owns its slots."""
         work.fetching = False
         pending, work.pending = work.pending, {}
-        self._abandoned[work.work_id] = tuple(target.slot for target in pending.values())
+        self.kv_cache.abandon(work.work_id, [target.slot for target in pending.values()])
         for index in pending:
             self._withhold(work, index)
 

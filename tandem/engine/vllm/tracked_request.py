@@ -3,6 +3,7 @@
 from tandem.core.request import ChildRequest
 from tandem.engine.protocol import EngineRequest, RequestStats
 from tandem.engine.scheduler.request_deadlines import Wait
+from tandem.engine.scheduler.stop_check import StopCheck
 from tandem.engine.vllm.requests import draws_again, request_id
 
 _REASONS_MAX = 16
@@ -31,11 +32,7 @@ class TrackedRequest:
     def __init__(self, work: EngineRequest, now: float, eos_token_ids: tuple[int, ...]) -> None:
         self.work = work
         self.work_id = work.work_id
-        stopping = work.stopping
-        eos = () if stopping.ignore_eos else eos_token_ids
-        self.end_tokens = tuple(dict.fromkeys((*eos, *stopping.stop_token_ids)))
-        self._ends = frozenset(self.end_tokens)
-        self._stop_tokens = frozenset(stopping.stop_token_ids)
+        self.stop_check = StopCheck(work.stopping, eos_token_ids)
         self.branches = {branch.sequence: TrackedChild(work, branch) for branch in work.branches}
         self.root = next(iter(self.branches.values()))
         """The branch whose request computes the prompt."""
@@ -73,6 +70,7 @@ class TrackedRequest:
     def expanded(self, work: EngineRequest, now: float) -> None:
         """Note that the images are in their places in the prompt of `work`, which waits for its turn from now on."""
         self.work, self.expanding = work, False
+        self.stop_check.stopping = work.stopping
         self.wait, self.waits_since = Wait.PLACE, now
 
     @property
@@ -89,14 +87,6 @@ class TrackedRequest:
         """Positions that the next step of its branches attends to, all together."""
         known = self.prompt_tokens
         return sum(known + branch.position for branch in self.branches.values() if not branch.done)
-
-    def finish_of(self, token: int, position: int) -> tuple[str | None, int | None]:
-        """The (finish, stop reason) that `token` at output `position` causes; every engine has this rule."""
-        if position > self.work.stopping.min_tokens and token in self._ends:
-            return "stop", (token if token in self._stop_tokens else None)
-        if position >= self.work.stopping.max_tokens:
-            return "length", None
-        return None, None
 
     def prefill_over(self, now: float) -> None:
         """Note that no other worker computes the prompt any more: the work's own waiting counts from now."""

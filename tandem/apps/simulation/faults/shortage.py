@@ -22,7 +22,7 @@ class Shortage:
         now = injector.nodes[self.worker].incarnation
         if now is None:
             return
-        pool = now.engine.scheduler.residence.pool
+        pool = now.engine.scheduler.kv_cache.pool
         taken = pool.allocate(min(pool.available, int(self.share * pool.blocks)))
         for slot in taken:
             pool.quarantine(slot)

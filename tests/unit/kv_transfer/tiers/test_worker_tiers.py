@@ -140,7 +140,7 @@ def on_stage(
             await stage.meet()
             await body(stage)
             for worker in stage.workers.values():
-                pool = worker.parts.engine.scheduler.residence.pool  # type: ignore[attr-defined]
+                pool = worker.parts.engine.scheduler.kv_cache.pool  # type: ignore[attr-defined]
                 assert (pool.used, pool.quarantined, worker.service.host.attempts) == (0, 0, 0)
 
     run(main, limit_s=600.0)

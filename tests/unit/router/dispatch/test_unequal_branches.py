@@ -153,4 +153,4 @@ def _heal(h: Harness) -> None:
         if story.work.mode == "decode" and story.ended is None:
             h.sample_first(work_id)
         if story.work.mode == "prefill" and story.ended is not None:
-            h.scheduler.release_lease(story.work.lease_id)
+            h.scheduler.leases.release(story.work.lease_id)

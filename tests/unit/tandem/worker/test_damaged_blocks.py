@@ -118,7 +118,7 @@ def _shared(h: Harness) -> tuple[int, int, int]:
     user = h.submit((*prompt_ids, 400, 401), "local", max_tokens=30)
     for _ in range(3):
         h.step()
-    assert h.scheduler.residence.pool.refs(slot) == 2
+    assert h.scheduler.kv_cache.pool.refs(slot) == 2
     return holder, user, slot
 
 

@@ -115,8 +115,8 @@ def test_a_cancel_while_it_waits_frees_everything() -> None:
         d.link.tokens.send(Cancel(1))
         await d.ended(1)
         await asyncio.sleep(0.1)
-        assert stage.engine.scheduler.residence.pool.used == 0
-        assert stage.engine.scheduler.residence.pool.quarantined == 0
+        assert stage.engine.scheduler.kv_cache.pool.used == 0
+        assert stage.engine.scheduler.kv_cache.pool.quarantined == 0
 
     on_stage(test)
 
@@ -130,7 +130,7 @@ def test_a_router_that_is_lost_while_it_waits_takes_the_attempt_with_it() -> Non
         d.link.close("it died")
         await asyncio.sleep(0.5)
         assert stage.decode_worker.host.attempts == 0
-        assert stage.engine.scheduler.residence.pool.used == 0
+        assert stage.engine.scheduler.kv_cache.pool.used == 0
 
     on_stage(test)
 

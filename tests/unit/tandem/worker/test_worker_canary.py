@@ -151,7 +151,7 @@ class Bench:
     def free(self) -> None:
         """Nothing of a canary is left."""
         scheduler = self.engine.scheduler
-        pool = scheduler.residence.pool
+        pool = scheduler.kv_cache.pool
         scheduler.check()
         assert (pool.used, pool.quarantined, pool.cached, len(scheduler.leases)) == (0, 0, 0, 0)
         assert self.engine.snapshot() == ()

@@ -115,7 +115,7 @@ def test_nobody_claims_it_and_everything_is_free_at_the_end_of_the_lease(silent:
             await asyncio.sleep(1.5)
             assert worker.host.attempts == 0
             assert isinstance(made.engine, LocalEngine)
-            assert made.engine.scheduler.residence.pool.used == 0
+            assert made.engine.scheduler.kv_cache.pool.used == 0
             assert isinstance(await claimed(other, 1), ResumeNotFound)
 
     run(main, limit_s=100.0)

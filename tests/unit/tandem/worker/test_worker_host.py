@@ -537,6 +537,6 @@ def test_ending_an_attempt_ends_its_fetch() -> None:
         await asyncio.sleep(5.0)
         load = stage.engine.scheduler.load()
         assert load.blocks_free == MODEL.blocks
-        assert stage.engine.scheduler.residence.pool.quarantined == 0
+        assert stage.engine.scheduler.kv_cache.pool.quarantined == 0
 
     on_stage(test)

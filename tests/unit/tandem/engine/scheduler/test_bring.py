@@ -199,7 +199,7 @@ def test_bytes_that_may_come_late_move_the_work_to_other_slots_and_its_exports_w
     h.end_fetch(work, "stalled", (late.slot,))
     assert h.exports(work) == [], "pending again"
     h.run()
-    assert h.scheduler.residence.pool.quarantined == 1
+    assert h.scheduler.kv_cache.pool.quarantined == 1
     assert len(h.exports(work)) == 5
     assert h.stats(work).tokens_computed == 14, "what had landed was found by its name"
     h.quiet()
@@ -333,7 +333,7 @@ def test_a_guests_blocks_are_pinned_as_they_land_and_stay_when_it_has_gone() -> 
     h.land_guest(peer_read, 0)
     h.end_guest(peer_read)
     assert isinstance(leases.look("reuse-1", names[2], EPOCH), Gone)
-    h.scheduler.release_lease("reuse-1")
+    h.scheduler.leases.release("reuse-1")
     work = h.submit(prompt(1, 18))
     h.run()
     assert h.stats(work).tokens_reused == 8
@@ -357,5 +357,5 @@ def test_a_guest_takes_only_room_that_nobody_waits_for() -> None:
     (peer_read,) = h.peer_reads
     late = h.peer_reads[peer_read].targets[0].slot
     h.end_guest(peer_read, (late,))
-    assert h.scheduler.residence.pool.quarantined == 1
+    assert h.scheduler.kv_cache.pool.quarantined == 1
     h.drain()

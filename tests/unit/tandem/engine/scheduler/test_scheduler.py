@@ -306,7 +306,7 @@ def test_a_first_token_that_ends_the_sequence_leaves_nothing(when: str) -> None:
     h.provide(work, 0)
     assert h.stories[work].ended is not None
     if when == "fetching":
-        assert h.scheduler.residence.pool.quarantined == 3
+        assert h.scheduler.kv_cache.pool.quarantined == 3
         h.end_fetch(work, "not wanted any more")
     h.drain()
 
@@ -317,7 +317,7 @@ def test_slots_of_an_abandoned_fetch_are_not_given_away() -> None:
     h.run()
     h.land(work, 0)
     h.cancel(work)
-    pool = h.scheduler.residence.pool
+    pool = h.scheduler.kv_cache.pool
     assert (pool.quarantined, pool.available) == (4, 4)
     late = tuple(target.slot for target in list(h.fetches[work].left.values())[:2])
     h.end_fetch(work, "cancelled", late)
@@ -374,8 +374,8 @@ def test_a_prefill_exports_its_blocks_as_they_complete_and_ends_with_the_first_t
     (first,) = h.stories[work].emitted[0]
     assert h.scheduler.leases.first_tokens(lease) == FirstTokens(((0, first.token, first.finish),))
     assert h.scheduler.load().blocks_exported == len(names)
-    h.scheduler.release_lease(lease)
-    assert h.scheduler.residence.pool.available == 64
+    h.scheduler.leases.release(lease)
+    assert h.scheduler.kv_cache.pool.available == 64
     assert all(isinstance(h.scheduler.leases.look(lease, name, EPOCH), Gone) for name in names)
 
 
@@ -387,7 +387,7 @@ def test_an_answer_that_ends_with_its_first_token_keeps_no_blocks() -> None:
     assert h.stories[work].ended is not None
     assert not h.scheduler.leases.exists(h.stories[work].work.lease_id)
     assert h.scheduler.load().blocks_exported == 0
-    assert h.scheduler.residence.pool.available == 64
+    assert h.scheduler.kv_cache.pool.available == 64
 
 
 def test_a_cached_prefix_is_exported_at_once_with_the_digests_it_had() -> None:
@@ -423,12 +423,12 @@ def test_exports_end_with_the_lease_and_with_a_cancel() -> None:
     h.now += 5.1
     h.step()
     assert h.exports(expired) == []
-    assert h.scheduler.residence.pool.available == 64
+    assert h.scheduler.kv_cache.pool.available == 64
 
 
 def test_a_lease_released_before_its_work_comes_refuses_the_work() -> None:
     h = engine()
-    h.scheduler.release_lease("lease-1")
+    h.scheduler.leases.release("lease-1")
     assert code_of(lambda: h.submit(prompt(9), "prefill")) == "cancelled"
 
 
@@ -441,7 +441,7 @@ def test_new_prefills_wait_while_exports_hold_their_share_but_fetches_do_not() -
     assert h.stories[first].ended is not None
     assert h.stories[second].ended is None
     assert fetching in h.fetches
-    h.scheduler.release_lease("lease-1")
+    h.scheduler.leases.release("lease-1")
     h.run()
     assert h.stories[second].ended is not None
     assert any("exports" in reason for reason in h.stats(second).reasons)
@@ -455,7 +455,7 @@ def test_a_prompt_as_large_as_the_share_of_exports_waits_for_all_of_it() -> None
     h.run()
     assert h.stories[small].ended is not None
     assert h.stories[large].ended is None
-    h.scheduler.release_lease("lease-1")
+    h.scheduler.leases.release("lease-1")
     h.run()
     assert h.stories[large].ended is not None
     assert h.scheduler.load().blocks_exported == 8
@@ -467,7 +467,7 @@ def test_exports_may_have_their_whole_share_and_a_prompt_beyond_it_the_whole_poo
     works = [h.submit(prompt(16, 100 * number), "prefill") for number in range(2)]
     h.run()
     assert all(h.stories[work].ended is not None for work in works)
-    h.scheduler.release_lease("lease-2")
+    h.scheduler.leases.release("lease-2")
     beyond = h.submit(prompt(48, 300), "prefill")
     h.run()
     assert h.stories[beyond].ended is not None
@@ -529,7 +529,7 @@ def test_a_block_is_not_copied_for_who_is_preempted_in_the_same_step() -> None:
     h.step()
     h.provide(urgent, 0)
     h.step()
-    assert h.scheduler.residence.preemptions == 2
+    assert h.scheduler.state.preemptions == 2
     assert h.steps[-1].copies == ()
     h.run()
     assert len(h.tokens(urgent)) == 6
@@ -561,9 +561,9 @@ def test_a_preempted_prefill_takes_its_exports_back() -> None:
     h.step()
     before = h.exports(exporting)
     assert before
-    while h.stories[running].ended is None and h.scheduler.residence.preemptions == 0:
+    while h.stories[running].ended is None and h.scheduler.state.preemptions == 0:
         h.step()
-    assert h.scheduler.residence.preemptions == 1
+    assert h.scheduler.state.preemptions == 1
     assert h.exports(exporting) == []
     h.run()
     assert h.stories[exporting].ended is not None
@@ -625,7 +625,7 @@ def test_queue_and_total_deadlines_fail_works_with_a_typed_error() -> None:
     assert not h.step()
     assert h.stories[running].failed == "deadline_exceeded"
     assert h.scheduler.next_wake(h.now) is None
-    assert h.scheduler.residence.pool.available == 64
+    assert h.scheduler.kv_cache.pool.available == 64
 
 
 def test_an_idle_engine_knows_when_to_look_again() -> None:
@@ -646,7 +646,7 @@ def test_a_cancel_during_a_step_drops_its_result() -> None:
     work = h.submit(prompt(8), max_tokens=5)
     h.begin()
     h.cancel(work)
-    assert h.scheduler.residence.pool.available == 64
+    assert h.scheduler.kv_cache.pool.available == 64
     h.finish()
     assert h.tokens(work) == ()
     assert h.scheduler.snapshot() == ()

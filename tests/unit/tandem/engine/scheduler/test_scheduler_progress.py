@@ -79,7 +79,7 @@ def test_a_preempted_work_gets_on_with_the_prompts_that_are_computed_before_it()
     h = engine(blocks=10, max_batched_tokens=8)
     first = h.submit(prompt(8), max_tokens=20)
     second = h.submit(prompt(8, 50), max_tokens=20)
-    while not h.scheduler.residence.preemptions:
+    while not h.scheduler.state.preemptions:
         assert h.step()
     urgent = h.submit(prompt(12, 100), priority=1)
     told(h)

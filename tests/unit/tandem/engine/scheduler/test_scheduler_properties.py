@@ -196,7 +196,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def release(self, number: int) -> None:
         work_id = self._pick([w for w, story in self.h.stories.items() if story.work.mode == "prefill"], number)
         if work_id is not None:
-            self.h.scheduler.release_lease(self.h.stories[work_id].work.lease_id)
+            self.h.scheduler.leases.release(self.h.stories[work_id].work.lease_id)
 
     @rule()
     def expire(self) -> None:

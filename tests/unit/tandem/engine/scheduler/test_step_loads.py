@@ -104,7 +104,7 @@ def test_who_is_preempted_for_a_running_sequence_is_no_part_of_the_step(penalty:
     h.submit(prompt(8), max_tokens=40, sampling=sampling)
     h.step()
     h.submit(prompt(9, 50), max_tokens=40, sampling=sampling, priority=1)
-    while not h.scheduler.residence.preemptions:
+    while not h.scheduler.state.preemptions:
         assert h.step()
     assert len(h.steps) > WARM
     assert running(h.steps[-1:])[0] == 1, "the other one goes on"
@@ -122,7 +122,7 @@ def test_who_is_preempted_for_a_prompt_is_no_part_of_the_step(penalty: float) ->
         assert h.step()
     branches = (ChildRequest(0, 1, (300, 301, 302)), ChildRequest(1, 2, (400, 401, 402)))
     h.submit(prompt(8, 50), max_tokens=6, branches=branches, priority=1)
-    while not h.scheduler.residence.preemptions:
+    while not h.scheduler.state.preemptions:
         assert h.step()
     assert running(h.steps[-1:]) == (0, 0), "nobody decodes in the step that preempts"
     assert len(h.steps[-1].rows) == 2
