@@ -26,10 +26,10 @@ import psutil
 
 from benchmarks.rounds import Check, percentile, verdict
 from benchmarks.samples import Curve, plot, rss_mb
-from tandem.apps.bench.client import Client
 from tandem.apps.bench.completion import error_kind
-from tandem.apps.bench.wire import BadResponse
 from tandem.apps.chaos.live import LivePlatform, run_platform, total
+from tandem.apps.client.http import Client
+from tandem.apps.client.wire import BadResponse
 
 TIMES: Final = 20.0
 SECONDS: Final = 60.0

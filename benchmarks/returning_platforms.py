@@ -13,14 +13,14 @@ from typing import Final, TypeVar
 import msgspec
 
 from benchmarks.returning_curves import CostEstimate
-from tandem.apps.bench.client import Client
-from tandem.apps.bench.wire import Events
 from tandem.apps.chaos.live import LivePlatform
 from tandem.apps.cli.display import LineDisplay
 from tandem.apps.cli.platform import Platform
 from tandem.apps.cli.router_client import spans_of
 from tandem.apps.cli.supervisor import Supervisor
 from tandem.apps.cli.up_options import parse
+from tandem.apps.client.http import Client
+from tandem.apps.client.wire import Events
 from tandem.core.errors import TandemError
 
 T = TypeVar("T")

@@ -31,9 +31,9 @@ import psutil
 from benchmarks.rounds import Check, verdict
 from benchmarks.samples import Curve, descriptors, plot, rss_mb
 from benchmarks.soak_clients import Soak, SoakClients, questions
-from tandem.apps.bench.client import Client
 from tandem.apps.chaos.live import LivePlatform, run_platform, total
 from tandem.apps.cli.member import Member
+from tandem.apps.client.http import Client
 
 MINUTES: Final = 60.0
 GROWTH_SHARE: Final = 0.05

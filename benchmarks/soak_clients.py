@@ -11,10 +11,10 @@ from typing import Any, Final
 import msgspec
 
 from benchmarks.samples import Curve
-from tandem.apps.bench.client import Client
 from tandem.apps.bench.completion import error_kind
-from tandem.apps.bench.wire import BadResponse, Events
 from tandem.apps.chaos.live import LivePlatform
+from tandem.apps.client.http import Client
+from tandem.apps.client.wire import BadResponse, Events
 
 _PATIENCE_S: Final = 90.0
 _QUESTIONS: Final = 24

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from tandem.apps.bench.client import Client
-from tandem.apps.bench.wire import BadResponse
 from tandem.apps.chaos.live import LivePlatform
+from tandem.apps.client.http import Client
+from tandem.apps.client.wire import BadResponse
 from tools.conversations.plan import UserTurn
 from tools.conversations.truth import ExpectedTurn
 

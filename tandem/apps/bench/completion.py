@@ -8,9 +8,9 @@ from typing import Any, Final
 
 import msgspec
 
-from tandem.apps.bench.client import Client, Response
 from tandem.apps.bench.outcome import UNFINISHED, Outcome
-from tandem.apps.bench.wire import BadResponse, Events
+from tandem.apps.client.http import Client, Response
+from tandem.apps.client.wire import BadResponse, Events
 
 _BODY_MAX: Final = 4096
 

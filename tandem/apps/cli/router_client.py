@@ -7,8 +7,8 @@ import msgspec
 
 from router.fleet.split_listing import FleetOutlook
 from router.generation import RequestStatus
-from tandem.apps.bench.client import Client, Target
-from tandem.apps.bench.wire import BadResponse
+from tandem.apps.client.http import Client, Target
+from tandem.apps.client.wire import BadResponse
 from tandem.core.errors import TandemError
 from tandem.core.spans import Span
 

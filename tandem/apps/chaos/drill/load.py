@@ -4,10 +4,10 @@ import asyncio
 from collections.abc import Sequence
 from itertools import count, cycle
 
+from tandem.apps.chaos.client import ChaosClient
 from tandem.apps.chaos.drill.abusers import Abusers
-from tandem.apps.chaos.drill.client import DrillClient
 from tandem.apps.chaos.drill.requests import DrillRequest
-from tandem.apps.chaos.drill.response import DONE, StreamedResponse
+from tandem.apps.chaos.response import DONE, StreamedResponse
 
 
 class Load:
@@ -18,7 +18,7 @@ class Load:
     """
 
     def __init__(
-        self, caller: DrillClient, asks: Sequence[DrillRequest], first: int, manners: Sequence[str], abusers: Abusers
+        self, caller: ChaosClient, asks: Sequence[DrillRequest], first: int, manners: Sequence[str], abusers: Abusers
     ) -> None:
         self._abusers = abusers
         self._caller = caller

@@ -4,11 +4,11 @@ import asyncio
 from dataclasses import dataclass
 from typing import Final
 
-from tandem.apps.chaos.drill.client import DrillClient
-from tandem.apps.chaos.drill.judge import ExpectedAnswer, judge
+from tandem.apps.chaos.client import ChaosClient
 from tandem.apps.chaos.drill.metrics import router_linked, scrape_worker, workers_of
 from tandem.apps.chaos.drill.requests import DrillRequest
-from tandem.apps.chaos.drill.response import StreamedResponse
+from tandem.apps.chaos.judge import ExpectedAnswer, judge
+from tandem.apps.chaos.response import StreamedResponse
 from tandem.apps.cli.registry import PlatformEntry, find
 
 _LOOK_S: Final = 0.05
@@ -32,7 +32,7 @@ class Probe:
 class RecoveryWatch:
     """Watches one platform recover. After each look, `missing` says what the recovery still waited for."""
 
-    def __init__(self, url: str, caller: DrillClient, probe: Probe) -> None:
+    def __init__(self, url: str, caller: ChaosClient, probe: Probe) -> None:
         self._url = url
         self._probes: list[StreamedResponse] = []
         self._caller = caller

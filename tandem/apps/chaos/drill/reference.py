@@ -8,17 +8,17 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from tandem.apps.chaos.drill.client import DrillClient
-from tandem.apps.chaos.drill.judge import ExpectedAnswer, judge
+from tandem.apps.chaos.client import ChaosClient
 from tandem.apps.chaos.drill.requests import DrillRequest
-from tandem.apps.chaos.drill.response import DONE, StreamedResponse
+from tandem.apps.chaos.judge import ExpectedAnswer, judge
+from tandem.apps.chaos.response import DONE, StreamedResponse
 from tandem.core.errors import TandemError
 
 _AT_ONCE: Final = 8
 _AGAIN_EVERY: Final = 3
 
 
-async def take_references(caller: DrillClient, asks: Sequence[DrillRequest]) -> Mapping[str, ExpectedAnswer]:
+async def take_references(caller: ChaosClient, asks: Sequence[DrillRequest]) -> Mapping[str, ExpectedAnswer]:
     """The right answer of every ask, by its name. One in three is asked again, in other company.
 
     Raises `engine_failed` when one is not answered or not answered alike, as then nothing could be judged.
@@ -35,7 +35,7 @@ async def take_references(caller: DrillClient, asks: Sequence[DrillRequest]) -> 
     return rights
 
 
-async def _ask_all(caller: DrillClient, asks: Sequence[DrillRequest]) -> list[StreamedResponse]:
+async def _ask_all(caller: ChaosClient, asks: Sequence[DrillRequest]) -> list[StreamedResponse]:
     limit = asyncio.Semaphore(_AT_ONCE)
 
     async def one(ask: DrillRequest) -> StreamedResponse:

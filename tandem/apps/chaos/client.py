@@ -7,12 +7,12 @@ from typing import Final
 import msgspec
 
 from router.generation import RequestStatus
-from tandem.apps.bench.client import Client, Response, Target
-from tandem.apps.bench.wire import BadResponse
 from tandem.apps.chaos.drill.events import ResumableEvents
 from tandem.apps.chaos.drill.requests import DrillRequest
-from tandem.apps.chaos.drill.response import BROKEN, FAILED, REFUSED, WITHOUT_END, StreamedResponse, refusal_of
+from tandem.apps.chaos.response import BROKEN, FAILED, REFUSED, WITHOUT_END, StreamedResponse, refusal_of
 from tandem.apps.cli.router_client import RunningStatus, parse_status
+from tandem.apps.client.http import Client, Response, Target
+from tandem.apps.client.wire import BadResponse
 
 PLAIN: Final = "plain"
 RESUMES: Final = "returns"
@@ -24,7 +24,7 @@ _RETURN_EVERY_S: Final = 0.1
 _RETURN_WITHIN_S: Final = 12.0
 
 
-class DrillClient:
+class ChaosClient:
     """Asks one platform. Every request gets an id and, unless given one, a cache salt of its own."""
 
     def __init__(self, target: Target, model: str, run_id: str, end_within_s: float) -> None:

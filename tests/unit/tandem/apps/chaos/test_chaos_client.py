@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from tandem.apps.bench.client import Target
-from tandem.apps.chaos.drill.client import LEAVES, PLAIN, RESUMES, DrillClient
+from tandem.apps.chaos.client import LEAVES, PLAIN, RESUMES, ChaosClient
 from tandem.apps.chaos.drill.events import ResumableEvents, ServerSentEvent
 from tandem.apps.chaos.drill.requests import DrillRequest
-from tandem.apps.chaos.drill.response import BROKEN, DONE, FAILED, REFUSED, WITHOUT_END
+from tandem.apps.chaos.response import BROKEN, DONE, FAILED, REFUSED, WITHOUT_END
+from tandem.apps.client.http import Target
 
 ASK = DrillRequest("ask", False, "prompt", 8, 1, 1, 0.0)
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -56,19 +56,19 @@ class Stub:
         writer.close()
 
 
-Start = Callable[..., "asyncio.Future[DrillClient]"]
+Start = Callable[..., "asyncio.Future[ChaosClient]"]
 
 
 @pytest.fixture
 async def start() -> AsyncIterator[Start]:
     servers: list[asyncio.Server] = []
-    callers: list[DrillClient] = []
+    callers: list[ChaosClient] = []
 
-    async def begin(stub: Stub, end_within_s: float = 10.0) -> DrillClient:
+    async def begin(stub: Stub, end_within_s: float = 10.0) -> ChaosClient:
         server = await asyncio.start_server(stub.serve, "127.0.0.1", 0)
         servers.append(server)
         port = server.sockets[0].getsockname()[1]
-        callers.append(DrillClient(Target("127.0.0.1", port, False, ""), "model", "run", end_within_s))
+        callers.append(ChaosClient(Target("127.0.0.1", port, False, ""), "model", "run", end_within_s))
         return callers[-1]
 
     yield lambda *arguments, **named: asyncio.ensure_future(begin(*arguments, **named))
@@ -102,7 +102,7 @@ async def test_a_client_that_comes_back_goes_on_where_it_was(start: Start) -> No
 async def test_an_answer_that_was_begun_and_cannot_be_gone_on_with_is_lost(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tandem.apps.chaos.drill.client._RETURN_WITHIN_S", 0.3)
+    monkeypatch.setattr("tandem.apps.chaos.client._RETURN_WITHIN_S", 0.3)
     heard = await (await start(Stub([BEGUN, refusal("404 Not Found", "not_found")]))).ask(ASK, manner=RESUMES)
     assert heard.end == FAILED
 
@@ -110,7 +110,7 @@ async def test_an_answer_that_was_begun_and_cannot_be_gone_on_with_is_lost(
 async def test_one_of_which_nothing_was_heard_may_have_died_with_its_router(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tandem.apps.chaos.drill.client._RETURN_WITHIN_S", 0.3)
+    monkeypatch.setattr("tandem.apps.chaos.client._RETURN_WITHIN_S", 0.3)
     heard = await (await start(Stub([HEAD, refusal("404 Not Found", "not_found")]))).ask(ASK, manner=RESUMES)
     assert heard.end == BROKEN
 
@@ -132,7 +132,7 @@ async def test_nobody_there_is_a_refusal() -> None:
     port = listener.sockets[0].getsockname()[1]
     listener.close()
     await listener.wait_closed()
-    heard = await DrillClient(Target("127.0.0.1", port, False, ""), "model", "run", 5.0).ask(ASK)
+    heard = await ChaosClient(Target("127.0.0.1", port, False, ""), "model", "run", 5.0).ask(ASK)
     assert heard.end == REFUSED
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 
-from tandem.apps.chaos.drill.response import BROKEN, DONE, REFUSED, RUNNING, WITHOUT_END, StreamedResponse
+from tandem.apps.chaos.response import BROKEN, DONE, REFUSED, RUNNING, WITHOUT_END, StreamedResponse
 
 
 @dataclass(frozen=True)

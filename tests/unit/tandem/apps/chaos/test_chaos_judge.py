@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem.apps.chaos.drill.judge import Discrepancies, ExpectedAnswer, compare, judge
 from tandem.apps.chaos.drill.requests import DrillRequest
-from tandem.apps.chaos.drill.response import BROKEN, DONE, FAILED, REFUSED, WITHOUT_END, StreamedResponse, refusal_of
+from tandem.apps.chaos.judge import Discrepancies, ExpectedAnswer, compare, judge
+from tandem.apps.chaos.response import BROKEN, DONE, FAILED, REFUSED, WITHOUT_END, StreamedResponse, refusal_of
 
 WORDS = "one two three four five six seven eight"
 words = st.lists(st.sampled_from(("la", "lo", "li", "lu", "fa", "fe")), min_size=1, max_size=30)

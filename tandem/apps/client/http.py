@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Final
 from urllib.parse import urlsplit
 
-from tandem.apps.bench.wire import Body, Head, split_head
+from tandem.apps.client.wire import Body, Head, split_head
 from tandem.core.errors import TandemError
 
 _READ_BYTES: Final = 64 * 1024

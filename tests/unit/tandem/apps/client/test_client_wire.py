@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem.apps.bench.client import parse_target
-from tandem.apps.bench.wire import BadResponse, Body, Events, split_head
+from tandem.apps.client.http import parse_target
+from tandem.apps.client.wire import BadResponse, Body, Events, split_head
 from tandem.core.errors import TandemError
 
 
