@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from tandem.apps.bench.outcome import UNFINISHED, Outcome
-from tandem.apps.client.answer import Piece, RequestRefused, StreamFailed, TokenUsage, error_of
+from tandem.apps.client.answer import Piece, RequestRefused, StreamFailed, TokenUsage
 from tandem.apps.client.http import Client
 from tandem.apps.client.stream import AnswerStream
 from tandem.apps.client.wire import BadResponse
@@ -123,9 +123,3 @@ async def complete(
     except (BadResponse, msgspec.DecodeError) as failure:
         error = f"bad_answer:{type(failure).__name__}"
     return received.outcome(scheduled_s, sent_s, loop.time() - begin, error)
-
-
-def error_kind(body: bytes) -> str:
-    """The code (or type) of an OpenAI error object, `unknown` for anything else."""
-    error = error_of(body)
-    return error.kind if error is not None else "unknown"

@@ -113,14 +113,3 @@ class Body:
             if size < 0:
                 raise BadResponse(f"not a chunk size: {line[:40]!r}")
             self._left, self._closing, self._trailer = size, size > 0, size == 0
-
-
-class Events:
-    """Splits a `text/event-stream` into the data of its events; comments and other fields are dropped."""
-
-    def __init__(self) -> None:
-        self._pending = b""
-
-    def feed(self, received: bytes) -> list[bytes]:
-        *lines, self._pending = (self._pending + received).split(b"\n")
-        return [line[5:].strip() for line in lines if line.startswith(b"data:")]

@@ -9,7 +9,7 @@ from tandem.apps.chaos.client import ChaosClient
 from tandem.apps.chaos.drill.cells import STAGES
 from tandem.apps.chaos.drill.load import Load
 from tandem.apps.chaos.drill.requests import RequestShapes
-from tandem.apps.chaos.response import RUNNING, StreamedResponse
+from tandem.apps.chaos.response import RUNNING, ReceivedAnswer
 from tandem.core.errors import TandemError
 
 _TRIES: Final = 12
@@ -23,7 +23,7 @@ _FILL_MAX: Final = 80
 class Caught:
     """A request that was where it was wanted when the router was last asked. `missed` were not."""
 
-    heard: StreamedResponse
+    heard: ReceivedAnswer
     standing: RequestStatus
     missed: int
 
@@ -40,7 +40,7 @@ async def catch(stage: str, load: Load, shapes: RequestShapes, caller: ChaosClie
     raise TandemError("engine_failed", f"none of {_TRIES} requests was seen in stage {stage!r}")
 
 
-async def _seen(stage: str, heard: StreamedResponse, caller: ChaosClient, within_s: float) -> RequestStatus | None:
+async def _seen(stage: str, heard: ReceivedAnswer, caller: ChaosClient, within_s: float) -> RequestStatus | None:
     """The status of the request once it is in the stage; None when it was seen beyond the stage, has ended, or was
     not seen there within `within_s`."""
     loop = asyncio.get_running_loop()

@@ -85,7 +85,7 @@ async def open_session(url: str, key: str, engine: str, bounds: Bounds) -> Async
             client, model.id, chat=False, text_only=True, vocabulary=TokenRange(), timeout_s=_FIRST_ANSWER_S
         )
     wanted = shapes(model.max_model_len, tokens_per_word)
-    async with aclosing(ChaosClient(target, model.id, os.urandom(4).hex(), bounds.end_s)) as caller:
+    async with aclosing(ChaosClient(target, model.id, f"drill-{os.urandom(4).hex()}", bounds.end_s)) as caller:
         rights = await take_references(caller, wanted.all())
         usual_s = max([await _took_s(caller, wanted) for _ in range(_PROBES)])
         probe = Probe(wanted.probe, rights[wanted.probe.name], usual_s)

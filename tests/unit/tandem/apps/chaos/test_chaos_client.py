@@ -1,18 +1,19 @@
-"""The clients of a drill against a server that breaks off, refuses and goes on: what each of them takes down."""
+"""Judged clients against a server that breaks off, refuses and goes on: what each of them takes down."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
+import msgspec
 import pytest
 
-from tandem.apps.chaos.client import LEAVES, PLAIN, RESUMES, ChaosClient
-from tandem.apps.chaos.drill.events import ResumableEvents, ServerSentEvent
-from tandem.apps.chaos.drill.requests import DrillRequest
+from tandem.apps.chaos.client import LEAVES, PLAIN, RESUMES, WHOLE, ChaosClient
+from tandem.apps.chaos.request import ChaosRequest
 from tandem.apps.chaos.response import BROKEN, DONE, FAILED, REFUSED, WITHOUT_END
 from tandem.apps.client.http import Target
+from tandem.apps.client.stream import Resumption
 
-ASK = DrillRequest("ask", False, "prompt", 8, 1, 1, 0.0)
+ASK = ChaosRequest("ask", False, "prompt", 8, 1, 1, 0.0)
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
@@ -29,7 +30,7 @@ def refusal(status: str, code: str) -> bytes:
     return b"HTTP/1.1 %b\r\nContent-Length: %d\r\n\r\n%b" % (status.encode(), len(body), body)
 
 
-WHOLE = HEAD + chunk(event(1, " a") + event(2, " b") + b"data: [DONE]\n\n") + b"0\r\n\r\n"
+ENTIRE = HEAD + chunk(event(1, " a") + event(2, " b") + b"data: [DONE]\n\n") + b"0\r\n\r\n"
 BEGUN = HEAD + chunk(event(1, " a"))
 REST = HEAD + chunk(event(2, " b") + b"data: [DONE]\n\n") + b"0\r\n\r\n"
 
@@ -79,7 +80,7 @@ async def start() -> AsyncIterator[Start]:
 
 
 async def test_an_answer_is_heard_to_its_end(start: Start) -> None:
-    heard = await (await start(Stub([WHOLE]))).ask(ASK)
+    heard = await (await start(Stub([ENTIRE]))).ask(ASK)
     assert (heard.end, heard.texts, heard.came_back) == (DONE, {0: " a b"}, False)
 
 
@@ -102,7 +103,7 @@ async def test_a_client_that_comes_back_goes_on_where_it_was(start: Start) -> No
 async def test_an_answer_that_was_begun_and_cannot_be_gone_on_with_is_lost(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tandem.apps.chaos.client._RETURN_WITHIN_S", 0.3)
+    monkeypatch.setattr("tandem.apps.chaos.client._RESUMPTION", Resumption(0.1, 0.3))
     heard = await (await start(Stub([BEGUN, refusal("404 Not Found", "not_found")]))).ask(ASK, manner=RESUMES)
     assert heard.end == FAILED
 
@@ -110,7 +111,7 @@ async def test_an_answer_that_was_begun_and_cannot_be_gone_on_with_is_lost(
 async def test_one_of_which_nothing_was_heard_may_have_died_with_its_router(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tandem.apps.chaos.client._RETURN_WITHIN_S", 0.3)
+    monkeypatch.setattr("tandem.apps.chaos.client._RESUMPTION", Resumption(0.1, 0.3))
     heard = await (await start(Stub([HEAD, refusal("404 Not Found", "not_found")]))).ask(ASK, manner=RESUMES)
     assert heard.end == BROKEN
 
@@ -127,6 +128,43 @@ async def test_silence_is_no_end(start: Start) -> None:
     assert heard.end == WITHOUT_END
 
 
+async def test_an_answer_can_be_asked_for_in_one_body(start: Start) -> None:
+    body = b'{"choices":[{"index":0,"text":" a b","finish_reason":"length"}],"usage":{"completion_tokens":2}}'
+    stub = Stub([b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)])
+    heard = await (await start(stub)).ask(ASK, manner=WHOLE)
+    assert (heard.end, heard.texts, heard.finishes, heard.tokens) == (DONE, {0: " a b"}, {0: "length"}, 2)
+
+
+@pytest.mark.parametrize(
+    ("answer", "end", "kind"),
+    [
+        (BEGUN, BROKEN, "ConnectionResetError"),
+        (BEGUN + b"0\r\n\r\n", BROKEN, "cut off"),
+        (HEAD + b"zz\r\n", BROKEN, "BadResponse"),
+        (HEAD + chunk(b"data: {\n\n"), BROKEN, "DecodeError"),
+        (refusal("503 Unavailable", "no_workers"), FAILED, "no_workers"),
+    ],
+)
+async def test_an_end_has_its_reason_in_a_word(start: Start, answer: bytes, end: str, kind: str) -> None:
+    heard = await (await start(Stub([answer]))).ask(ASK)
+    assert (heard.end, heard.kind) == (end, kind)
+    assert heard.status == (503 if end == FAILED else 200)
+
+
+async def test_a_client_may_leave_before_its_usual_time(start: Start) -> None:
+    caller = await start(Stub([b""], hold=True), end_within_s=60.0)
+    assert (await caller.ask(ASK, end_within_s=0.05)).end == WITHOUT_END
+
+
+def test_a_request_says_what_its_manner_needs() -> None:
+    plain = msgspec.json.decode(ASK.body("model", "salt"))
+    assert (plain["stream"], plain["stream_options"], plain["cache_salt"]) == (True, {"include_usage": True}, "salt")
+    assert "resumable" not in plain
+    assert msgspec.json.decode(ASK.body("model", "", resumable=True))["resumable"] is True
+    whole = msgspec.json.decode(ASK.body("model", "", stream=False))
+    assert not whole.keys() & {"stream", "stream_options", "cache_salt"}
+
+
 async def test_nobody_there_is_a_refusal() -> None:
     listener = await asyncio.start_server(lambda _reader, writer: writer.close(), "127.0.0.1", 0)
     port = listener.sockets[0].getsockname()[1]
@@ -134,11 +172,3 @@ async def test_nobody_there_is_a_refusal() -> None:
     await listener.wait_closed()
     heard = await ChaosClient(Target("127.0.0.1", port, False, ""), "model", "run", 5.0).ask(ASK)
     assert heard.end == REFUSED
-
-
-@pytest.mark.parametrize("size", [1, 3, 1000])
-def test_events_carry_the_last_id_however_they_are_cut(size: int) -> None:
-    stream = b"id: 1\ndata: a\n\n: comment\n\ndata: b\n\nid: 3\r\ndata: c\r\n\r\ndata: cut off"
-    events = ResumableEvents("0")
-    found = [one for at in range(0, len(stream), size) for one in events.feed(stream[at : at + size])]
-    assert found == [ServerSentEvent("1", b"a"), ServerSentEvent("1", b"b"), ServerSentEvent("3", b"c")]
