@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
-from dataclasses import dataclass, field
 from itertools import pairwise
 
 import msgspec
@@ -17,10 +16,8 @@ from tandem.apps.client.http import Client, Target
 from tandem.apps.client.sse import EventParser, ServerSentEvent
 from tandem.apps.client.stream import AnswerStream, Resumption, whole_answer
 from tandem.apps.client.wire import BadResponse
+from tests.worlds.answer_stub import BEGUN, END, ENTIRE, HEAD, REST, AnswerStub, chunk, refusal, target_of
 
-HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
-END = b"0\r\n\r\n"
-DONE = b"data: [DONE]\n\n"
 QUICK = Resumption(every_s=0.01, within_s=0.2)
 
 
@@ -103,48 +100,7 @@ def test_a_refusal_is_told_in_its_own_words(body: bytes, kind: str, words: str) 
 # ---- streams ----
 
 
-def chunk(content: bytes) -> bytes:
-    return b"%x\r\n%b\r\n" % (len(content), content)
-
-
-def event(place: int, text: str) -> bytes:
-    return f'id: {place}\ndata: {{"choices":[{{"index":0,"text":"{text}"}}]}}\n\n'.encode()
-
-
-def refusal(status: str, code: str, *headers: str) -> bytes:
-    body = b'{"error":{"message":"no","code":"%b"}}' % code.encode()
-    lines = (f"HTTP/1.1 {status}", f"Content-Length: {len(body)}", *headers, "", "")
-    return "\r\n".join(lines).encode() + body
-
-
-@dataclass
-class Stub:
-    """Answers connection after connection with what is next, the last for ever, and closes each."""
-
-    answers: list[bytes]
-    size: int = 1 << 20
-    """Bytes that are sent at a time."""
-    hold: bool = False
-    """Keeps the connection open after its answer, until the client has gone."""
-    asked: list[bytes] = field(default_factory=list)
-    left: asyncio.Event = field(default_factory=asyncio.Event)
-
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = await reader.readuntil(b"\r\n\r\n")
-        length = int(next((line.split(b":")[1] for line in head.split(b"\r\n") if b"Content-Length" in line), b"0"))
-        self.asked.append(head + await reader.readexactly(length))
-        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
-        for at in range(0, len(answer), self.size):
-            writer.write(answer[at : at + self.size])
-            await writer.drain()
-            await asyncio.sleep(0)
-        if self.hold:
-            await reader.read()
-            self.left.set()
-        writer.close()
-
-
-Connect = Callable[[Stub], Awaitable[Client]]
+Connect = Callable[[AnswerStub], Awaitable[Client]]
 
 
 @pytest.fixture
@@ -152,9 +108,9 @@ async def connect() -> AsyncIterator[Connect]:
     servers: list[asyncio.Server] = []
     clients: list[Client] = []
 
-    async def begin(stub: Stub) -> Client:
+    async def begin(stub: AnswerStub) -> Client:
         servers.append(await asyncio.start_server(stub.serve, "127.0.0.1", 0))
-        clients.append(Client(Target("127.0.0.1", servers[-1].sockets[0].getsockname()[1], False, "")))
+        clients.append(Client(target_of(servers[-1])))
         return clients[-1]
 
     yield begin
@@ -177,14 +133,9 @@ def text(pieces: list[Piece]) -> str:
     return "".join(choice.content for piece in pieces for choice in piece.choices)
 
 
-WHOLE = HEAD + chunk(event(1, " a")) + chunk(event(2, " b") + DONE) + END
-BEGUN = HEAD + chunk(event(1, " a"))
-REST = HEAD + chunk(event(2, " b") + DONE) + END
-
-
 @pytest.mark.parametrize("size", [1, 7, 1 << 20])
 async def test_a_stream_is_read_to_its_end_however_its_bytes_come(connect: Connect, size: int) -> None:
-    stub = Stub([WHOLE], size)
+    stub = AnswerStub([ENTIRE], size)
     stream = AnswerStream(await connect(stub), "/v1/completions", b"{}", "req-1")
     pieces = await read(stream)
     assert (text(pieces), stream.ended, stream.returns, stream.last_event_id) == (" a b", True, 0, "2")
@@ -196,26 +147,26 @@ async def test_a_stream_is_read_to_its_end_however_its_bytes_come(connect: Conne
 
 
 async def test_a_stream_without_an_end_mark_is_for_the_caller_to_judge(connect: Connect) -> None:
-    stream = AnswerStream(await connect(Stub([BEGUN + END])), "/v1/completions", b"{}")
+    stream = AnswerStream(await connect(AnswerStub([BEGUN + END])), "/v1/completions", b"{}")
     assert (text(await read(stream)), stream.ended) == (" a", False)
 
 
 async def test_a_connection_that_breaks_is_an_error_after_what_came(connect: Connect) -> None:
-    stream, pieces = AnswerStream(await connect(Stub([BEGUN])), "/v1/completions", b"{}"), list[Piece]()
+    stream, pieces = AnswerStream(await connect(AnswerStub([BEGUN])), "/v1/completions", b"{}"), list[Piece]()
     with pytest.raises(ConnectionError):
         await read(stream, pieces)
     assert text(pieces) == " a"
 
 
 async def test_a_connection_that_breaks_after_the_end_mark_is_no_error(connect: Connect) -> None:
-    stream = AnswerStream(await connect(Stub([WHOLE.removesuffix(END)])), "/v1/completions", b"{}")
+    stream = AnswerStream(await connect(AnswerStub([ENTIRE.removesuffix(END)])), "/v1/completions", b"{}")
     assert (text(await read(stream)), stream.ended) == (" a b", True)
 
 
 @pytest.mark.parametrize("tail", [END, b""])
 async def test_an_error_event_is_raised_once_the_stream_has_been_read(connect: Connect, tail: bytes) -> None:
     late = b'data: {"error":{"message":"gone","code":"worker_lost"}}\n\ndata: {"usage":{"completion_tokens":1}}\n\n'
-    stub, pieces = Stub([BEGUN + chunk(late) + tail]), list[Piece]()
+    stub, pieces = AnswerStub([BEGUN + chunk(late) + tail]), list[Piece]()
     stream = AnswerStream(await connect(stub), "/v1/completions", b"{}", "req-1", QUICK)
     with pytest.raises(StreamFailed, match="worker_lost: gone") as failed:
         await read(stream, pieces)
@@ -225,7 +176,7 @@ async def test_an_error_event_is_raised_once_the_stream_has_been_read(connect: C
 
 
 async def test_a_refusal_has_its_status_kind_and_wait(connect: Connect) -> None:
-    stub = Stub([refusal("503 Unavailable", "queue_full", "Retry-After: 4")])
+    stub = AnswerStub([refusal("503 Unavailable", "queue_full", "Retry-After: 4")])
     with pytest.raises(RequestRefused) as refused:
         await read(AnswerStream(await connect(stub), "/v1/completions", b"{}", "req-1", QUICK))
     assert (refused.value.status, refused.value.kind, refused.value.retry_after_s) == (503, "queue_full", 4.0)
@@ -246,11 +197,11 @@ async def test_what_is_no_answer_is_an_error_of_its_kind(
     connect: Connect, answer: bytes, error: type[Exception]
 ) -> None:
     with pytest.raises(error):
-        await read(AnswerStream(await connect(Stub([answer])), "/v1/completions", b"{}"))
+        await read(AnswerStream(await connect(AnswerStub([answer])), "/v1/completions", b"{}"))
 
 
 async def test_leaving_early_closes_the_connection(connect: Connect) -> None:
-    stub = Stub([BEGUN], hold=True)
+    stub = AnswerStub([BEGUN], hold=True)
     async with aclosing(AnswerStream(await connect(stub), "/v1/completions", b"{}").pieces()) as pieces:
         async for _ in pieces:
             break
@@ -262,7 +213,7 @@ async def test_leaving_early_closes_the_connection(connect: Connect) -> None:
 
 
 async def test_a_broken_stream_is_resumed_after_the_last_event(connect: Connect) -> None:
-    stub = Stub([BEGUN, refusal("404 Not Found", "not_found"), b"", REST])
+    stub = AnswerStub([BEGUN, refusal("404 Not Found", "not_found"), b"", REST])
     stream = AnswerStream(await connect(stub), "/v1/completions", b"{}", "req-1", Resumption(0.01, 30.0))
     assert (text(await read(stream)), stream.ended, stream.returns) == (" a b", True, 3)
     for asked in stub.asked[1:]:
@@ -271,13 +222,13 @@ async def test_a_broken_stream_is_resumed_after_the_last_event(connect: Connect)
 
 
 async def test_a_stream_whose_end_mark_is_missing_is_resumed(connect: Connect) -> None:
-    stub = Stub([BEGUN + END, REST])
+    stub = AnswerStub([BEGUN + END, REST])
     stream = AnswerStream(await connect(stub), "/v1/completions", b"{}", "req-1", Resumption(0.01, 30.0))
     assert (text(await read(stream)), stream.returns) == (" a b", 1)
 
 
 async def test_a_client_that_got_nothing_names_no_event(connect: Connect) -> None:
-    stub = Stub([HEAD, WHOLE])
+    stub = AnswerStub([HEAD, ENTIRE])
     stream = AnswerStream(await connect(stub), "/v1/completions", b"{}", "req-1", Resumption(0.01, 30.0))
     assert text(await read(stream)) == " a b"
     assert b"Last-Event-ID" not in stub.asked[1]
@@ -289,7 +240,7 @@ async def test_a_client_that_got_nothing_names_no_event(connect: Connect) -> Non
 async def test_a_client_comes_back_within_its_time_only(
     connect: Connect, last: bytes, error: type[Exception]
 ) -> None:
-    stream = AnswerStream(await connect(Stub([BEGUN, last])), "/v1/completions", b"{}", "req-1", QUICK)
+    stream = AnswerStream(await connect(AnswerStub([BEGUN, last])), "/v1/completions", b"{}", "req-1", QUICK)
     with pytest.raises(error):
         await read(stream)
     assert stream.returns >= 1
@@ -312,19 +263,19 @@ async def test_nobody_listening_at_first_is_no_broken_stream() -> None:
 
 async def test_a_whole_answer_is_one_piece(connect: Connect) -> None:
     body = b'{"id":"cmpl-1","choices":[{"index":0,"text":"a b","finish_reason":"length"}]}'
-    client = await connect(Stub([b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)]))
+    client = await connect(AnswerStub([b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)]))
     piece = await whole_answer(client, "/v1/completions", b"{}")
     assert (piece.id, text([piece])) == ("cmpl-1", "a b")
 
 
 async def test_a_whole_answer_has_a_bound(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "WHOLE_BYTES_MAX", 1000)
-    client = await connect(Stub([b"HTTP/1.1 200 OK\r\nContent-Length: 1001\r\n\r\n" + b" " * 1001]))
+    client = await connect(AnswerStub([b"HTTP/1.1 200 OK\r\nContent-Length: 1001\r\n\r\n" + b" " * 1001]))
     with pytest.raises(BadResponse, match="longer than 1000"):
         await whole_answer(client, "/v1/completions", b"{}")
 
 
 async def test_a_refused_whole_answer_is_a_typed_error(connect: Connect) -> None:
     with pytest.raises(AnswerFailed) as failed:
-        await whole_answer(await connect(Stub([refusal("429 Slow", "over_quota")])), "/v1/completions", b"{}")
+        await whole_answer(await connect(AnswerStub([refusal("429 Slow", "over_quota")])), "/v1/completions", b"{}")
     assert failed.value.kind == "over_quota"
