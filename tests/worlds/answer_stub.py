@@ -5,7 +5,9 @@ from dataclasses import dataclass, field
 
 from tandem.apps.client.http import Target
 
-HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+HEAD = (
+    b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+)
 END = b"0\r\n\r\n"
 DONE = b"data: [DONE]\n\n"
 
@@ -20,7 +22,12 @@ def event(place: int, text: str) -> bytes:
 
 def refusal(status: str, code: str, *headers: str) -> bytes:
     body = b'{"error":{"message":"no","code":"%b"}}' % code.encode()
-    lines = (f"HTTP/1.1 {status}", f"Content-Length: {len(body)}", *headers, "", "")
+    return whole(body, *headers, status=status)
+
+
+def whole(body: bytes, *headers: str, status: str = "200 OK") -> bytes:
+    """An answer in one body."""
+    lines = (f"HTTP/1.1 {status}", "Connection: close", f"Content-Length: {len(body)}", *headers, "", "")
     return "\r\n".join(lines).encode() + body
 
 

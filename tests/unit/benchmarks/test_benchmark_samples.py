@@ -7,9 +7,8 @@ from hypothesis import strategies as st
 from benchmarks.overload import OverloadResult, RequestOutcome, checks_of
 from benchmarks.samples import Curve
 from benchmarks.soak import checks_of as soak_checks
-from benchmarks.soak_clients import LEFT, Soak, ending, questions
+from benchmarks.soak_clients import Soak, questions
 from tandem.apps.chaos.live import parse_metrics, total
-from tandem.apps.chaos.response import BROKEN, DONE, FAILED, REFUSED, WITHOUT_END, ReceivedAnswer
 
 PAGE = b"""# HELP tandem_sequences Sequences on a worker by state: running, waiting.
 # TYPE tandem_sequences gauge
@@ -44,23 +43,6 @@ def test_a_page_gives_its_samples() -> None:
     assert total(found, "tandem_sequences", "waiting") == 2.0
     assert total(found, "tandem_requests_running") == 7.0
     assert total(found, "tandem_requests") == 0.0
-
-
-@pytest.mark.parametrize(
-    ("end", "kind", "counted"),
-    [
-        (DONE, "", "answered"),
-        (LEFT, "", "left"),
-        (WITHOUT_END, "", "no end"),
-        (FAILED, "worker_lost", "worker_lost"),
-        (BROKEN, "ConnectionResetError", "broken: ConnectionResetError"),
-        (REFUSED, "ConnectionRefusedError", "broken: ConnectionRefusedError"),
-    ],
-)
-def test_every_end_of_a_soaks_request_has_a_word(end: str, kind: str, counted: str) -> None:
-    heard = ReceivedAnswer(questions()[0], "soak-1", 0.0)
-    heard.ended(end, 1.0, "why", kind)
-    assert ending(heard) == counted
 
 
 def test_the_questions_are_the_same_every_time_and_of_all_sorts() -> None:

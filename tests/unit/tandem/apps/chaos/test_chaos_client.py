@@ -11,7 +11,7 @@ from tandem.apps.chaos.request import ChaosRequest
 from tandem.apps.chaos.response import BROKEN, DONE, FAILED, REFUSED, WITHOUT_END
 from tandem.apps.client.http import Target
 from tandem.apps.client.stream import Resumption
-from tests.worlds.answer_stub import BEGUN, ENTIRE, HEAD, REST, AnswerStub, chunk, refusal, target_of
+from tests.worlds.answer_stub import BEGUN, ENTIRE, HEAD, REST, AnswerStub, chunk, refusal, target_of, whole
 
 ASK = ChaosRequest("ask", False, "prompt", 8, 1, 1, 0.0)
 
@@ -86,7 +86,7 @@ async def test_silence_is_no_end(start: Start) -> None:
 
 async def test_an_answer_can_be_asked_for_in_one_body(start: Start) -> None:
     body = b'{"choices":[{"index":0,"text":" a b","finish_reason":"length"}],"usage":{"completion_tokens":2}}'
-    stub = AnswerStub([b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)])
+    stub = AnswerStub([whole(body)])
     heard = await (await start(stub)).ask(ASK, manner=WHOLE)
     assert (heard.end, heard.texts, heard.finishes, heard.tokens) == (DONE, {0: " a b"}, {0: "length"}, 2)
 

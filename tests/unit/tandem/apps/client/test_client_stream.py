@@ -16,7 +16,7 @@ from tandem.apps.client.http import Client, Target
 from tandem.apps.client.sse import EventParser, ServerSentEvent
 from tandem.apps.client.stream import AnswerStream, Resumption, whole_answer
 from tandem.apps.client.wire import BadResponse
-from tests.worlds.answer_stub import BEGUN, END, ENTIRE, HEAD, REST, AnswerStub, chunk, refusal, target_of
+from tests.worlds.answer_stub import BEGUN, END, ENTIRE, HEAD, REST, AnswerStub, chunk, refusal, target_of, whole
 
 QUICK = Resumption(every_s=0.01, within_s=0.2)
 
@@ -263,14 +263,14 @@ async def test_nobody_listening_at_first_is_no_broken_stream() -> None:
 
 async def test_a_whole_answer_is_one_piece(connect: Connect) -> None:
     body = b'{"id":"cmpl-1","choices":[{"index":0,"text":"a b","finish_reason":"length"}]}'
-    client = await connect(AnswerStub([b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)]))
+    client = await connect(AnswerStub([whole(body)]))
     piece = await whole_answer(client, "/v1/completions", b"{}")
     assert (piece.id, text([piece])) == ("cmpl-1", "a b")
 
 
 async def test_a_whole_answer_has_a_bound(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "WHOLE_BYTES_MAX", 1000)
-    client = await connect(AnswerStub([b"HTTP/1.1 200 OK\r\nContent-Length: 1001\r\n\r\n" + b" " * 1001]))
+    client = await connect(AnswerStub([whole(b" " * 1001)]))
     with pytest.raises(BadResponse, match="longer than 1000"):
         await whole_answer(client, "/v1/completions", b"{}")
 
