@@ -25,11 +25,11 @@ import psutil
 from benchmarks.abuse_clients import KINDS, Abusers
 from benchmarks.rounds import Check, percentile, table, verdict
 from benchmarks.samples import rss_mb
-from tandem.apps.bench.client import Client, Target
 from tandem.apps.bench.completion import Style, complete, request_body
 from tandem.apps.bench.outcome import Outcome
 from tandem.apps.chaos.live import LivePlatform, run_platform
 from tandem.apps.cli.ports import free_port
+from tandem.apps.client.http import Client, Target
 
 ROUNDS: Final = 3
 STREAMS: Final = 50

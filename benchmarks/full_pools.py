@@ -11,9 +11,9 @@ import argparse
 import asyncio
 import json
 import random
-import re
 import sys
 from collections import Counter
+from contextlib import aclosing
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -23,6 +23,10 @@ import msgspec
 
 from benchmarks.rounds import Check, percentile, verdict
 from tandem.apps.chaos.live import LivePlatform, run_platform
+from tandem.apps.client.answer import AnswerFailed, RequestRefused
+from tandem.apps.client.http import Client
+from tandem.apps.client.stream import AnswerStream
+from tandem.apps.client.wire import BadResponse
 
 CLIENTS: Final = 25
 SECONDS: Final = 60.0
@@ -37,8 +41,6 @@ _TOKENS: Final = (200, 800)
 _OUTPUT: Final = (120, 330)
 _PATIENCE_S: Final = 150.0
 ANSWERED: Final = "answered"
-_HEAD: Final = b"POST /v1/chat/completions HTTP/1.1\r\nhost: bench\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
-_RETRY_AFTER: Final = re.compile(rb"(?i)\r\nretry-after: (\d+)\r\n")
 _WORDS: Final = [
     "the",
     "of",
@@ -97,26 +99,6 @@ class ChatPhase:
         return sum(each.kind == ANSWERED for each in self.ended) / self.seconds
 
 
-@dataclass
-class _Got:
-    """An answer as far as it has come."""
-
-    content: bytes = b""
-    first_s: float | None = None
-
-    @property
-    def kind(self) -> str:
-        if b"data: [DONE]" in self.content and b'"error"' not in self.content:
-            return ANSWERED
-        _, found, rest = self.content.partition(b'"code":"')
-        return rest.partition(b'"')[0].decode() if found else "unknown"
-
-    @property
-    def retry_after(self) -> int | None:
-        found = _RETRY_AFTER.search(self.content)
-        return int(found[1]) if found else None
-
-
 class ChatClients:
     """A closed loop of chats against one platform."""
 
@@ -141,27 +123,25 @@ class ChatClients:
 
     async def one(self) -> ChatOutcome:
         """A chat from its sending to its end."""
-        loop, sent, got = asyncio.get_running_loop(), 0.0, _Got()
+        loop, kind, words, first_s, retry_after = asyncio.get_running_loop(), ANSWERED, "", None, None
+        body, sent = self.body(), loop.time()
         try:
-            async with asyncio.timeout(_PATIENCE_S):
-                body = self.body()
-                reader, writer = await asyncio.open_connection(self._live.host, self._live.port)
-                try:
-                    sent = loop.time()
-                    writer.write(_HEAD % len(body) + body)
-                    while piece := await reader.read(1 << 16):
-                        if got.first_s is None and b"data:" in piece:
-                            got.first_s = loop.time() - sent
-                        got.content += piece
-                finally:
-                    writer.close()
-            kind = got.kind
+            # A connection of its own, as clients have that come again after a pause.
+            async with asyncio.timeout(_PATIENCE_S), aclosing(Client(self._live.platform.target)) as client:
+                stream = AnswerStream(client, "/v1/chat/completions", body)
+                async with aclosing(stream.pieces()) as pieces:
+                    async for piece in pieces:
+                        first_s = first_s or piece.time_s - sent
+                if not stream.ended:
+                    kind = "unknown"
+        except AnswerFailed as failed:
+            kind, words = failed.kind, str(failed)
+            retry_after = failed.retry_after_s if isinstance(failed, RequestRefused) else None
         except TimeoutError:
             kind = "no end"
-        except OSError as error:
-            kind = f"broken: {type(error).__name__}"
-        words = "" if kind == ANSWERED else got.content[-700:].decode(errors="replace")
-        return ChatOutcome(loop.time(), loop.time() - sent, got.first_s, kind, got.retry_after, words)
+        except (OSError, BadResponse, msgspec.DecodeError) as error:
+            kind, words = f"broken: {type(error).__name__}", str(error)
+        return ChatOutcome(loop.time(), loop.time() - sent, first_s, kind, retry_after, words)
 
     async def run(self, clients: int, seconds: float) -> ChatPhase:
         """Clients that each ask for one chat after the other; a refused one comes again when it was told to."""
@@ -174,7 +154,7 @@ class ChatClients:
                 if loop.time() <= begin + seconds or ended.kind != ANSWERED:
                     phase.ended.append(ended)
                 if ended.kind != ANSWERED:
-                    await asyncio.sleep(float(ended.retry_after or 1.0))
+                    await asyncio.sleep(ended.retry_after or 1)
 
         await asyncio.gather(*(client() for _ in range(clients)))
         return phase

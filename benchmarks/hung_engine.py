@@ -20,10 +20,10 @@ import msgspec
 import psutil
 
 from benchmarks.rounds import table
-from tandem.apps.bench.client import Client, Target
 from tandem.apps.bench.completion import Style, complete, request_body
 from tandem.apps.chaos.live import LivePlatform, run_platform
 from tandem.apps.cli.router_client import send_request
+from tandem.apps.client.http import Client, Target
 
 _VICTIMS: Final = ("decode-1", "prefill-0")
 _PROMPTS: Final = 16

@@ -21,8 +21,8 @@ from typing import Any, Final
 import tandem.models
 from benchmarks.rounds import table
 from benchmarks.vllm_overhead import environment, tandem_flags, vllm_server
-from tandem.apps.bench.client import Target
 from tandem.apps.chaos.live import LivePlatform, run_platform
+from tandem.apps.client.http import Target
 
 TASKS: Final = ("tiny_choice", "tiny_rolling", "tiny_generate")
 _DEMO: Final = Path(tandem.models.__file__).parent / "demo"

@@ -26,10 +26,11 @@ import psutil
 
 from benchmarks.rounds import Check, percentile, verdict
 from benchmarks.samples import Curve, plot, rss_mb
-from tandem.apps.bench.client import Client
-from tandem.apps.bench.completion import error_kind
-from tandem.apps.bench.wire import BadResponse
 from tandem.apps.chaos.live import LivePlatform, run_platform, total
+from tandem.apps.client.answer import AnswerFailed, RequestRefused
+from tandem.apps.client.http import Client
+from tandem.apps.client.stream import whole_answer
+from tandem.apps.client.wire import BadResponse
 
 TIMES: Final = 20.0
 SECONDS: Final = 60.0
@@ -115,12 +116,11 @@ class OverloadClients:
         """A request from its sending to its end, whatever that is."""
         sent_s = self.now()
         try:
-            async with (
-                asyncio.timeout(_PATIENCE_S),
-                await self._client.exchange("POST", "/v1/completions", self.body()) as answer,
-            ):
-                content = await answer.read()
-                kind = "answered" if answer.status == 200 else error_kind(content)
+            async with asyncio.timeout(_PATIENCE_S):
+                await whole_answer(self._client, "/v1/completions", self.body())
+            kind = "answered"
+        except AnswerFailed as failed:
+            kind = failed.kind
         except TimeoutError:
             kind = "no end"
         except (OSError, BadResponse) as error:
@@ -207,18 +207,13 @@ async def _free(live: LivePlatform) -> float:
 async def _told_to_wait(live: LivePlatform, after_s: float, body: bytes) -> int:
     """The `Retry-After` of refusals in mid-overload; 0 when one carries none."""
     await asyncio.sleep(after_s)
-    for _ in range(50):
-        reader, writer = await asyncio.open_connection(live.host, live.port)
-        try:
-            head = f"POST /v1/completions HTTP/1.1\r\nhost: bench\r\ncontent-length: {len(body)}\r\n\r\n"
-            writer.write(head.encode() + body)
-            async with asyncio.timeout(_PATIENCE_S):
-                answer = (await reader.readuntil(b"\r\n\r\n")).lower()
-        finally:
-            writer.close()
-        if answer.startswith((b"http/1.1 503", b"http/1.1 429")):
-            _, found, rest = answer.partition(b"\r\nretry-after: ")
-            return int(rest.split(b"\r\n")[0]) if found else 0
+    async with aclosing(Client(live.platform.target)) as client:
+        for _ in range(50):
+            try:
+                async with asyncio.timeout(_PATIENCE_S):
+                    await whole_answer(client, "/v1/completions", body)
+            except RequestRefused as refused:
+                return refused.retry_after_s or 0
     return 0
 
 

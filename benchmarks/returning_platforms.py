@@ -3,9 +3,8 @@
 import asyncio
 import os
 import re
-import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, TypeVar
@@ -13,14 +12,15 @@ from typing import Final, TypeVar
 import msgspec
 
 from benchmarks.returning_curves import CostEstimate
-from tandem.apps.bench.client import Client
-from tandem.apps.bench.wire import Events
 from tandem.apps.chaos.live import LivePlatform
 from tandem.apps.cli.display import LineDisplay
 from tandem.apps.cli.platform import Platform
 from tandem.apps.cli.router_client import spans_of
 from tandem.apps.cli.supervisor import Supervisor
 from tandem.apps.cli.up_options import parse
+from tandem.apps.client.answer import TokenUsage
+from tandem.apps.client.http import Client
+from tandem.apps.client.stream import AnswerStream
 from tandem.core.errors import TandemError
 
 T = TypeVar("T")
@@ -59,19 +59,6 @@ def way_of(tier: str, folder: Path) -> CacheSource:
     return CacheSource(tier, two, {"TANDEM_CORE__PLACEMENT__POLICY": "round_robin"})
 
 
-class _Details(msgspec.Struct):
-    cached_tokens_by_tier: dict[str, int] = {}
-
-
-class _Usage(msgspec.Struct):
-    prompt_tokens_details: _Details = msgspec.field(default_factory=_Details)
-
-
-class _Event(msgspec.Struct):
-    id: str
-    usage: _Usage | None = None
-
-
 @dataclass(frozen=True)
 class Answer:
     """Milliseconds to the first token, and cached tokens by tier."""
@@ -89,6 +76,7 @@ class PromptClient:
         self._client = Client(live.platform.target)
 
     async def ask(self, prompt: Sequence[int]) -> Answer:
+        """The answer to a prompt of token ids. Raises what `AnswerStream.pieces` raises."""
         body = msgspec.json.encode(
             {
                 "model": self._live.model,
@@ -100,18 +88,11 @@ class PromptClient:
                 "stream_options": {"include_usage": True},
             }
         )
-        began, first_s, events, last = time.perf_counter(), None, Events(), _Event("")
-        async with await self._client.exchange("POST", "/v1/completions", body) as answer:
-            if answer.status != 200:
-                raise RuntimeError(f"{answer.status}: {(await answer.read()).decode(errors='replace')[:300]}")
-            async for piece in answer.pieces():
-                for event in events.feed(piece):
-                    first_s = time.perf_counter() - began if first_s is None else first_s
-                    if event != b"[DONE]":
-                        last = msgspec.json.decode(event, type=_Event)
-        assert first_s is not None, "an answer without an event"
-        usage = last.usage or _Usage()
-        return Answer(last.id, first_s * 1e3, usage.prompt_tokens_details.cached_tokens_by_tier)
+        began_s, stream = asyncio.get_running_loop().time(), AnswerStream(self._client, "/v1/completions", body)
+        async with aclosing(stream.pieces()) as pieces:
+            came = [piece async for piece in pieces]
+        usage = came[-1].usage or TokenUsage()
+        return Answer(came[-1].id, (came[0].time_s - began_s) * 1e3, usage.cached_by_tier)
 
     async def said(self, answer: Answer, tokens: int) -> CostEstimate | None:
         """What the worker expected of bringing that prompt and of computing it, by its own sentence; None where it

@@ -15,6 +15,7 @@ descriptors.
 
 import argparse
 import asyncio
+import os
 import random
 import signal
 import statistics
@@ -30,8 +31,8 @@ import psutil
 
 from benchmarks.rounds import Check, verdict
 from benchmarks.samples import Curve, descriptors, plot, rss_mb
-from benchmarks.soak_clients import Soak, SoakClients, questions
-from tandem.apps.bench.client import Client
+from benchmarks.soak_clients import ANSWERED, LEFT, Soak, SoakClients, questions
+from tandem.apps.chaos.client import ChaosClient
 from tandem.apps.chaos.live import LivePlatform, run_platform, total
 from tandem.apps.cli.member import Member
 
@@ -42,6 +43,7 @@ GROWTH_DESCRIPTORS: Final = 8.0
 _LOOK_S: Final = 1.0
 _FAULT_EVERY_S: Final = 20.0
 _FREEZE_S: Final = 4.0
+_PATIENCE_S: Final = 90.0
 _SETTLE_S: Final = 30.0
 _CLIENTS: Final = 6
 _SAMPLES_MIN: Final = 20
@@ -152,8 +154,9 @@ async def measure(live: LivePlatform, minutes: float, faults: bool) -> Soak:
     victims = tuple(member for member in live.workers if member.name.endswith("-0"))
     loop = asyncio.get_running_loop()
     began = loop.time()
-    async with aclosing(Client(live.platform.target)) as client:
-        clients = SoakClients(live, client, soak, lambda: loop.time() - began)
+    name = f"soak-{os.urandom(4).hex()}"
+    async with aclosing(ChaosClient(live.platform.target, live.model, name, _PATIENCE_S)) as client:
+        clients = SoakClients(client, soak, lambda: loop.time() - began)
         await clients.learn(asked)
         print(f"{len(asked)} answers learnt; {minutes:g} minutes begin", flush=True)
         began, seconds = loop.time(), 60.0 * minutes
@@ -182,7 +185,7 @@ async def measure(live: LivePlatform, minutes: float, faults: bool) -> Soak:
 
 def checks_of(soak: Soak) -> list[Check]:
     """What must hold."""
-    untyped = sum(count for kind, count in soak.ends.items() if kind not in (*_TYPED, "answered", "left"))
+    untyped = sum(count for kind, count in soak.ends.items() if kind not in (*_TYPED, ANSWERED, LEFT))
     checks = [
         Check("wrong answers", len(soak.wrong), 0, False),
         Check("requests without an end, or with one that is not typed", untyped, 0, False),

@@ -1,41 +1,25 @@
 """The clients of a soak: what they ask, how they compare the answers, and what a run has seen so far."""
 
 import asyncio
-import json
 import random
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Final
-
-import msgspec
+from dataclasses import dataclass, field, replace
+from typing import Final
 
 from benchmarks.samples import Curve
-from tandem.apps.bench.client import Client
-from tandem.apps.bench.completion import error_kind
-from tandem.apps.bench.wire import BadResponse, Events
-from tandem.apps.chaos.live import LivePlatform
+from tandem.apps.chaos.client import PLAIN, WHOLE, ChaosClient
+from tandem.apps.chaos.judge import ExpectedAnswer, expected, judge
+from tandem.apps.chaos.request import ChaosRequest
+from tandem.apps.chaos.response import DONE, FAILED, WITHOUT_END, ReceivedAnswer
 
-_PATIENCE_S: Final = 90.0
+ANSWERED: Final = "answered"
+LEFT: Final = "left"
+"""The client hung up, as it meant to."""
 _QUESTIONS: Final = 24
 _RING: Final = 5000
 """Requests after which every process has as many traces in hand as it keeps."""
 _WORDS: Final = ("fox", "lantern", "harbor", "night", "morning", "window", "boat", "river", "apples", "children")
-
-
-@dataclass(frozen=True)
-class Question:
-    """A request that always has the same answer."""
-
-    prompt: str
-    max_tokens: int
-    n: int
-    seed: int
-    temperature: float
-
-    def body(self, model: str, *, stream: bool) -> bytes:
-        asked = {**asdict(self), "model": model, "stream": stream, "ignore_eos": True}
-        return json.dumps(asked).encode()
 
 
 @dataclass
@@ -59,7 +43,7 @@ class Soak:
             self.warm_s = max(self.warm_s, now_s)
 
 
-def questions(seed: int = 11) -> tuple[Question, ...]:
+def questions(seed: int = 11) -> tuple[ChaosRequest, ...]:
     """Short and long prompts, some with a beginning in common."""
     draw = random.Random(seed)
 
@@ -68,7 +52,9 @@ def questions(seed: int = 11) -> tuple[Question, ...]:
 
     shared = [words(60) for _ in range(3)]
     return tuple(
-        Question(
+        ChaosRequest(
+            name=f"question-{number}",
+            chat=False,
             prompt=(f"{draw.choice(shared)} " if number % 2 else "") + words(draw.choice((4, 30, 120, 250))),
             max_tokens=draw.choice((4, 16, 48)),
             n=1 if number % 5 else 3,
@@ -82,93 +68,63 @@ def questions(seed: int = 11) -> tuple[Question, ...]:
 class SoakClients:
     """Ask without end, and compare."""
 
-    def __init__(self, live: LivePlatform, client: Client, soak: Soak, now: Callable[[], float]) -> None:
-        self._live = live
+    def __init__(self, client: ChaosClient, soak: Soak, now: Callable[[], float]) -> None:
         self._client = client
         self._soak = soak
         self._now = now
-        self._expected: dict[Question, tuple[str, ...]] = {}
+        self._expected: dict[str, ExpectedAnswer] = {}
         self._random = random.Random(23)
         self._asked = 0
         self.stopping = False
 
-    async def learn(self, asked: tuple[Question, ...]) -> None:
+    async def learn(self, asked: tuple[ChaosRequest, ...]) -> None:
         """The right answers, from a platform nobody disturbs. Each is asked for twice."""
         for question in asked:
-            for stream in (False, True):
-                kind, texts = await self._ask(question, stream=stream)
-                if kind != "answered" or self._expected.setdefault(question, texts) != texts:
-                    raise RuntimeError(f"an undisturbed platform gives two answers, or none: {kind} {texts!r}")
+            for manner in (WHOLE, PLAIN):
+                heard = await self._client.ask(question, cache_salt="", manner=manner)
+                right = self._expected.setdefault(question.name, expected(heard))
+                if why := judge(heard, right, may_break=False).why:
+                    raise RuntimeError(f"an undisturbed platform gives two answers, or none: {why}")
 
-    async def run(self, asked: tuple[Question, ...]) -> None:
+    async def run(self, asked: tuple[ChaosRequest, ...]) -> None:
         """One client, until told to stop. Some questions are new, and asked twice; of some the client leaves."""
         while not self.stopping:
             chance = self._random.random()
+            question = self._random.choice(asked)
             if chance < 0.15:
-                kind, _ = await self._ask(
-                    self._random.choice(asked), stream=True, leave_s=self._random.uniform(0.02, 0.6)
-                )
-                self._soak.ends[kind] += 1
+                heard = await self._ask(question, PLAIN, leave_s=self._random.uniform(0.02, 0.6))
             elif chance < 0.4:
-                question = self._new(self._random.choice(asked))
-                kind, texts = await self._ask(question, stream=True)
-                self._soak.ends[kind] += 1
-                if kind == "answered":
-                    kind = await self._compare(question, texts)
+                question = self._new(question)
+                heard = await self._ask(question, PLAIN)
+                if heard.end == DONE:
+                    heard = await self._compare(question, expected(heard))
             else:
-                question = self._random.choice(asked)
-                kind = await self._compare(question, self._expected[question])
+                heard = await self._compare(question, self._expected[question.name])
             self._soak.warmed_up(self._now())
-            await asyncio.sleep(self._random.uniform(0.0, 0.05) if kind in ("answered", "left") else 0.5)
+            await asyncio.sleep(self._random.uniform(0.0, 0.05) if heard.end in (DONE, LEFT) else 0.5)
 
-    async def _compare(self, question: Question, right: tuple[str, ...]) -> str:
-        """Ask, and note when the answer is another than the right one; gives how it ended."""
-        kind, texts = await self._ask(question, stream=self._random.random() < 0.7)
-        self._soak.ends[kind] += 1
-        if kind == "answered" and texts != right:
-            self._soak.wrong.append(f"{question.prompt[:40]!r}: {texts!r}, not {right!r}")
-        return kind
+    async def _compare(self, question: ChaosRequest, right: ExpectedAnswer) -> ReceivedAnswer:
+        """Ask, and note when the answer is another than the right one."""
+        heard = await self._ask(question, PLAIN if self._random.random() < 0.7 else WHOLE)
+        why = judge(heard, right, may_break=False).why if heard.end == DONE else ""
+        if why:
+            self._soak.wrong.append(f"{question.prompt[:40]!r}: {why}: {dict(heard.texts)!r}, not {right.texts!r}")
+        return heard
 
-    def _new(self, like: Question) -> Question:
+    def _new(self, like: ChaosRequest) -> ChaosRequest:
         """A question nobody has asked before."""
         self._asked += 1
-        return replace(like, prompt=f"{self._asked} {like.prompt}")
+        return replace(like, name=f"{like.name}, new {self._asked}", prompt=f"{self._asked} {like.prompt}")
 
-    async def _ask(
-        self, question: Question, *, stream: bool, leave_s: float | None = None
-    ) -> tuple[str, tuple[str, ...]]:
-        """How it ended, and the text of every sequence."""
-        body = question.body(self._live.model, stream=stream)
-        try:
-            async with (
-                asyncio.timeout(leave_s or _PATIENCE_S),
-                await self._client.exchange("POST", "/v1/completions", body) as answer,
-            ):
-                if answer.status != 200:
-                    return error_kind(await answer.read()), ()
-                if not stream:
-                    return "answered", _texts(msgspec.json.decode(await answer.read())["choices"])
-                return _read([piece async for piece in answer.pieces()], question.n)
-        except TimeoutError:
-            return ("left", ()) if leave_s else ("no end", ())
-        except (OSError, BadResponse) as error:
-            return f"broken: {type(error).__name__}", ()
+    async def _ask(self, question: ChaosRequest, manner: str, leave_s: float | None = None) -> ReceivedAnswer:
+        heard = await self._client.ask(question, cache_salt="", manner=manner, end_within_s=leave_s)
+        if leave_s is not None and heard.end == WITHOUT_END:
+            heard.end = LEFT
+        self._soak.ends[ending(heard)] += 1
+        return heard
 
 
-def _texts(choices: list[dict[str, Any]]) -> tuple[str, ...]:
-    return tuple(choice["text"] for choice in sorted(choices, key=lambda choice: int(choice["index"])))
-
-
-def _read(pieces: list[bytes], n: int) -> tuple[str, tuple[str, ...]]:
-    """A whole stream: how it ended, and its texts put together."""
-    texts, finished, events = [""] * n, 0, Events()
-    for data in (data for piece in pieces for data in events.feed(piece)):
-        if data == b"[DONE]":
-            continue
-        event = msgspec.json.decode(data)
-        if "error" in event:
-            return str(event["error"]["code"]), ()
-        for choice in event["choices"]:
-            texts[choice["index"]] += choice["text"]
-            finished += choice["finish_reason"] is not None
-    return ("answered", tuple(texts)) if finished == n else ("cut off", ())
+def ending(heard: ReceivedAnswer) -> str:
+    """How a request ended, in the words that a run is counted by."""
+    named = {DONE: ANSWERED, LEFT: LEFT, WITHOUT_END: "no end", FAILED: heard.kind}
+    return named.get(heard.end, f"broken: {heard.kind}")

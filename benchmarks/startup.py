@@ -6,6 +6,7 @@ stops everything. A first start that does not count warms the page cache. Exits 
 """
 
 import argparse
+import asyncio
 import http.client
 import json
 import os
@@ -18,13 +19,16 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass
 from typing import IO, Final
 
 import psutil
 
 from benchmarks.rounds import Check, table, verdict
+from tandem.apps.client.answer import RequestRefused
+from tandem.apps.client.http import Client, Target
+from tandem.apps.client.stream import AnswerStream
 
 STARTS: Final = 3
 START_LIMIT_S: Final = 15.0
@@ -93,15 +97,18 @@ class StartedPlatform:
             return connection.getresponse().status == 200
 
     def _stream(self) -> bool:
-        with self._connection() as connection:
-            connection.request("POST", "/v1/chat/completions", _body(_QUESTION, 16, stream=True))
-            answer = connection.getresponse()
-            if answer.status != 200:
-                return False
-            while line := answer.readline():
-                if line.startswith(b"data: {") and _text(line[len(b"data: ") :]):
-                    return True
-            return False
+        return asyncio.run(self._first_text())
+
+    async def _first_text(self) -> bool:
+        body = _body(_QUESTION, 16, stream=True).encode()
+        async with aclosing(Client(Target("127.0.0.1", self._port, False, ""))) as client:
+            stream = AnswerStream(client, "/v1/chat/completions", body)
+            with suppress(RequestRefused):
+                async with aclosing(stream.pieces()) as pieces:
+                    async for piece in pieces:
+                        if any(choice.content for choice in piece.choices):
+                            return True
+        return False
 
     def serve(self, requests: int) -> None:
         """Chat requests of various lengths, some at the same time. Raises when one is refused."""
@@ -149,11 +156,6 @@ class StartedPlatform:
 def _body(question: str, tokens: int, *, stream: bool) -> str:
     messages = [{"role": "user", "content": question}]
     return json.dumps({"model": "demo", "messages": messages, "max_tokens": tokens, "stream": stream})
-
-
-def _text(event: bytes) -> str:
-    choices = json.loads(event).get("choices") or [{}]
-    return choices[0].get("delta", {}).get("content") or ""
 
 
 def measure(requests: int) -> Start:

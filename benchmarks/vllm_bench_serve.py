@@ -27,9 +27,9 @@ from benchmarks.rounds import Check, median_interval, median_ratio, table, verdi
 from benchmarks.vllm_bench_client import Client, client
 from benchmarks.vllm_engine_facts import resolved
 from benchmarks.vllm_overhead import TANDEM, VLLM, environment, server_flags, tandem_flags, vllm_server
-from tandem.apps.bench.client import Target
 from tandem.apps.chaos.live import LivePlatform, run_platform
 from tandem.apps.cli.platform import cores
+from tandem.apps.client.http import Target
 
 RATIO_MIN: Final = 0.98
 _DEMO: Final = Path(tandem.models.__file__).parent / "demo"

@@ -22,16 +22,16 @@ from typing import Final
 
 import tandem.models
 from benchmarks.rounds import Check, alternate, median_ratio, percentile, table, verdict
-from tandem.apps.bench.client import Client, Target
 from tandem.apps.bench.completion import Style
 from tandem.apps.bench.content import TokenRange
 from tandem.apps.bench.replay import Settings, replay
 from tandem.apps.bench.synthetic import RequestClass, synthetic
-from tandem.apps.bench.wire import BadResponse
 from tandem.apps.chaos.live import LivePlatform, run_platform
 from tandem.apps.cli.launches import threads_per_worker
 from tandem.apps.cli.platform import cores
 from tandem.apps.cli.ports import free_port
+from tandem.apps.client.http import Client, Target
+from tandem.apps.client.wire import BadResponse
 from tandem.engine.settings import SchedulerSettings
 
 TANDEM, VLLM = "Tandem", "vLLM's server"

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from router.http_server.connections_max import ConnectionsMax, connections_within
-from tandem.apps.bench.client import Target
 from tandem.apps.cli.router_client import send_request
+from tandem.apps.client.http import Target
 from tandem.process.system import DESCRIPTORS_KEPT
 from tests.worlds.processes import START_S, Running
 

@@ -8,8 +8,8 @@ import pytest
 
 from router.api.chat_templates.render import FileRenderer
 from router.api.chat_templates.supervisor import HelperTemplates
-from tandem.apps.bench.client import Target
 from tandem.apps.cli.router_client import send_request
+from tandem.apps.client.http import Target
 from tandem.model.directory import ModelDirectory, open_model
 from tandem.process.system import SystemClock
 from tests.unit.router.api.test_template_helper import BURNS, GROWS

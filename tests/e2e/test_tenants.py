@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from tandem.apps.bench.client import parse_target
 from tandem.apps.cli.router_client import send_request
+from tandem.apps.client.http import parse_target
 from tandem.core.errors import TandemError
 from tandem.core.tiers import TIERS
 from tandem.link.proof import LinkKeys

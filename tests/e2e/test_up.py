@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tandem.apps.bench.client import Target
 from tandem.apps.cli.router_client import send_request
+from tandem.apps.client.http import Target
 from tests.worlds.up_stage import START_S, Up, gone, nothing_in, root, up
 
 __all__ = ["root"]

@@ -10,7 +10,6 @@ import pytest
 from router.api.chat_templates.render import FileRenderer
 from router.api.chat_templates.templates import InlineTemplates
 from router.generation import Generation, ServedModel, Sink, Usage
-from tandem.apps.bench.client import Target
 from tandem.apps.cli.verify.command import verify
 from tandem.apps.cli.verify.compare import DEFAULTS
 from tandem.apps.cli.verify.options import VerifyOptions
@@ -18,6 +17,7 @@ from tandem.apps.cli.verify.prompts import Prompt
 from tandem.apps.cli.verify.report import Report
 from tandem.apps.cli.verify.sides import ExistingEndpoint
 from tandem.apps.cli.verify.tokenizers import in_files
+from tandem.apps.client.http import Target
 from tandem.core.errors import TandemError
 from tandem.core.kv import unpack_tokens
 from tandem.engine.settings import SchedulerSettings

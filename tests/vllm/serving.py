@@ -9,7 +9,6 @@ from typing import Any
 
 import openai
 
-from tandem.apps.bench.client import Target
 from tandem.apps.cli.display import LineDisplay
 from tandem.apps.cli.member import Member
 from tandem.apps.cli.platform import Platform
@@ -17,6 +16,7 @@ from tandem.apps.cli.request_trace import RequestTrace, assemble_trace
 from tandem.apps.cli.router_client import send_request, spans_of
 from tandem.apps.cli.supervisor import ROUTER, Supervisor
 from tandem.apps.cli.up_options import parse
+from tandem.apps.client.http import Target
 from tandem.core.errors import TandemError
 from tests.vllm.lending import DEMO
 

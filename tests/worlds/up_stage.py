@@ -14,9 +14,9 @@ import msgspec
 import psutil
 import pytest
 
-from tandem.apps.bench.client import Target
 from tandem.apps.cli.ports import free_port
 from tandem.apps.cli.router_client import send_request
+from tandem.apps.client.http import Target
 
 START_S = 60.0
 

@@ -1,14 +1,15 @@
 """Asks a platform the turns of conversations, again where a killed router took the connection along."""
 
 import asyncio
+import os
 from collections import Counter
 from dataclasses import dataclass, field
 
-import msgspec
-
-from tandem.apps.bench.client import Client
-from tandem.apps.bench.wire import BadResponse
+from tandem.apps.chaos.client import WHOLE, ChaosClient
+from tandem.apps.chaos.judge import ExpectedAnswer, judge
 from tandem.apps.chaos.live import LivePlatform
+from tandem.apps.chaos.request import ChaosRequest
+from tandem.apps.chaos.response import DONE, ReceivedAnswer
 from tools.conversations.plan import UserTurn
 from tools.conversations.truth import ExpectedTurn
 
@@ -33,77 +34,43 @@ class ConversationClient:
     """A client of a platform."""
 
     def __init__(self, live: LivePlatform, result: Result) -> None:
-        self._model = live.model
-        self._client = Client(live.platform.target)
+        name = f"conversations-{os.urandom(4).hex()}"
+        self._client = ChaosClient(live.platform.target, live.model, name, _ANSWER_S)
         self._result = result
 
     async def ask(self, turn: UserTurn, told: ExpectedTurn) -> None:
         """One turn, compared with what was told. Never raises: what goes wrong is in the result."""
-        body = msgspec.json.encode(
-            {
-                "model": self._model,
-                "prompt": list(told.prompt),
-                "max_tokens": turn.stopping.max_tokens,
-                "ignore_eos": True,
-                "temperature": turn.sampling.temperature,
-                "top_p": turn.sampling.top_p,
-                "seed": turn.seed,
-            }
+        request = ChaosRequest(
+            name=f"conversation {told.conversation}, turn {told.turn}",
+            chat=False,
+            prompt=told.prompt,
+            max_tokens=turn.stopping.max_tokens,
+            n=1,
+            seed=turn.seed,
+            temperature=turn.sampling.temperature,
+            top_p=turn.sampling.top_p,
         )
-        where = f"conversation {told.conversation}, turn {told.turn}"
         why = ""
         for _ in range(_TRIES):
-            try:
-                status, answer = await asyncio.wait_for(self._once(body), _ANSWER_S)
-            except (OSError, BadResponse, TimeoutError) as error:
-                why = f"{type(error).__name__}: {error}"
-            else:
-                if status == 200:
-                    self._judge(where, told, answer)
-                    return
-                why = f"{status} {answer}"
-                if status < 500:
-                    break
+            heard = await self._client.ask(request, cache_salt="", manner=WHOLE)
+            if heard.end == DONE:
+                self._judge(heard, ExpectedAnswer({0: told.text}, {}, len(told.tokens)))
+                return
+            why = heard.reason
+            if 200 < heard.status < 500:
+                break
             self._result.asked_again += 1
             await asyncio.sleep(_AGAIN_S)
-        self._result.failed.append(f"{where}: {why}")
+        self._result.failed.append(f"{request.name}: {why}")
 
     async def close(self) -> None:
         await self._client.aclose()
 
-    async def _once(self, body: bytes) -> tuple[int, "_Answer | str"]:
-        async with await self._client.exchange("POST", "/v1/completions", body) as answer:
-            data = await answer.read()
-            if answer.status != 200:
-                return answer.status, data.decode(errors="replace")[:300]
-            return 200, msgspec.json.decode(data, type=_Answer)
-
-    def _judge(self, where: str, told: ExpectedTurn, answer: "_Answer | str") -> None:
-        assert isinstance(answer, _Answer)
+    def _judge(self, heard: ReceivedAnswer, right: ExpectedAnswer) -> None:
         result = self._result
         result.turns += 1
-        (choice,) = answer.choices
-        if choice.text != told.text or answer.usage.completion_tokens != len(told.tokens):
-            result.wrong.append(f"{where}: {choice.text[:60]!r} instead of {told.text[:60]!r}")
-        result.prompt_tokens += answer.usage.prompt_tokens
-        result.found.update(answer.usage.prompt_tokens_details.cached_tokens_by_tier)
-
-
-class _Details(msgspec.Struct):
-    cached_tokens: int = 0
-    cached_tokens_by_tier: dict[str, int] = {}
-
-
-class _Usage(msgspec.Struct):
-    prompt_tokens: int
-    completion_tokens: int
-    prompt_tokens_details: _Details = msgspec.field(default_factory=_Details)
-
-
-class _Choice(msgspec.Struct):
-    text: str
-
-
-class _Answer(msgspec.Struct):
-    choices: list[_Choice]
-    usage: _Usage
+        if why := judge(heard, right, may_break=False).why:
+            result.wrong.append(why)
+        if heard.usage is not None:
+            result.prompt_tokens += heard.usage.prompt_tokens
+            result.found.update(heard.usage.cached_by_tier)

@@ -2,17 +2,18 @@
 
 import asyncio
 from collections.abc import Callable
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
-from tandem.apps.bench.client import Client, Response
 from tandem.apps.bench.outcome import UNFINISHED, Outcome
-from tandem.apps.bench.wire import BadResponse, Events
-
-_BODY_MAX: Final = 4096
+from tandem.apps.client.answer import Piece, RequestRefused, StreamFailed, TokenUsage
+from tandem.apps.client.http import Client
+from tandem.apps.client.stream import AnswerStream
+from tandem.apps.client.wire import BadResponse
 
 
 @dataclass(frozen=True)
@@ -45,78 +46,27 @@ def request_body(style: Style, prompt: str | list[int], output_tokens: int) -> b
     return msgspec.json.encode(body)
 
 
-class Delta(msgspec.Struct):
-    content: str | None = None
-
-
-class Choice(msgspec.Struct):
-    text: str | None = None
-    delta: Delta | None = None
-    finish_reason: str | None = None
-
-    @property
-    def has_text(self) -> bool:
-        return bool(self.text) or bool(self.delta and self.delta.content)
-
-
-class Details(msgspec.Struct):
-    cached_tokens: int | None = None
-
-
-class Usage(msgspec.Struct):
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    prompt_tokens_details: Details | None = None
-
-
-class Event(msgspec.Struct):
-    """One event of a stream, of either endpoint; fields we have no use for are skipped."""
-
-    choices: tuple[Choice, ...] = ()
-    usage: Usage | None = None
-    error: msgspec.Raw = msgspec.Raw()
-
-
-class ErrorBody(msgspec.Struct):
-    message: str = ""
-    code: str | int | None = None
-    type: str | None = None
-
-    @property
-    def kind(self) -> str:
-        return str(self.code or self.type or "unknown")
-
-
-class ErrorResponse(msgspec.Struct):
-    error: ErrorBody
-
-
 @dataclass
 class CompletionStream:
-    """What a client has received of one answer so far."""
+    """What a client has received of one answer so far. `begin` is loop time 0 of its times, in seconds."""
 
+    begin: float
     times_s: list[float] = field(default_factory=list)
-    usage: Usage | None = None
+    usage: TokenUsage | None = None
     finished: bool = False
-    error: str | None = None
 
-    def take(self, data: bytes, now_s: float) -> None:
-        """One event's data. Raises `msgspec.DecodeError` when it is not what a completion sends."""
-        if data == b"[DONE]":
-            return
-        event = _EVENT.decode(data)
-        if event.error:
-            self.error = f"stream:{_ERROR.decode(bytes(event.error)).kind}"
-        finished = any(choice.finish_reason for choice in event.choices)
+    def take(self, piece: Piece) -> None:
+        """The next piece of the answer."""
+        finished = any(choice.finish_reason for choice in piece.choices)
         # An answer of special tokens only has no text; its end is then the one time there is.
-        if any(choice.has_text for choice in event.choices) or (finished and not self.times_s):
-            self.times_s.append(now_s)
+        if any(choice.content for choice in piece.choices) or (finished and not self.times_s):
+            self.times_s.append(piece.time_s - self.begin)
         self.finished = self.finished or finished
-        self.usage = event.usage or self.usage
+        self.usage = piece.usage or self.usage
 
     def outcome(self, scheduled_s: float, sent_s: float, end_s: float, error: str | None) -> Outcome:
-        times, usage = self.times_s, self.usage or Usage()
-        details = usage.prompt_tokens_details
+        """The answer as the bench counts it. Times are seconds after `begin`."""
+        times, usage = self.times_s, self.usage or TokenUsage()
         return Outcome(
             scheduled_s=scheduled_s,
             sent_s=sent_s,
@@ -125,15 +75,10 @@ class CompletionStream:
             first_s=times[0] if times else None,
             gaps_s=tuple(after - before for before, after in pairwise(times)),
             prompt_tokens=usage.prompt_tokens,
-            cached_tokens=(details.cached_tokens or 0) if details else 0,
+            cached_tokens=usage.cached_tokens,
             output_tokens=usage.completion_tokens or len(times),
             error=error,
         )
-
-
-_EVENT: Final = msgspec.json.Decoder(Event)
-_ERROR: Final = msgspec.json.Decoder(ErrorBody)
-_ANSWER: Final = msgspec.json.Decoder(ErrorResponse)
 
 
 def _nothing(_outcome: Outcome) -> None:
@@ -154,16 +99,22 @@ async def complete(
     A cancelled call closes its connection and gives `on_cancel` what had arrived until then.
     """
     loop = asyncio.get_running_loop()
-    reading = CompletionStream()
+    received, stream = CompletionStream(begin), AnswerStream(client, style.path, body)
     sent_s = loop.time() - begin
     error: str | None
     try:
-        async with asyncio.timeout(timeout_s), await client.exchange("POST", style.path, body) as answer:
-            error = await _read(answer, reading, begin)
+        async with asyncio.timeout(timeout_s), aclosing(stream.pieces()) as pieces:
+            async for piece in pieces:
+                received.take(piece)
+        error = None if received.finished else "no_finish"
+    except RequestRefused as refused:
+        error = f"http_{refused.status}:{refused.kind}"
+    except StreamFailed as failure:
+        error = f"stream:{failure.kind}"
     except TimeoutError:
         error = "timeout"
     except asyncio.CancelledError:
-        on_cancel(reading.outcome(scheduled_s, sent_s, loop.time() - begin, UNFINISHED))
+        on_cancel(received.outcome(scheduled_s, sent_s, loop.time() - begin, UNFINISHED))
         raise
     except ConnectionRefusedError:
         error = "refused"
@@ -171,27 +122,4 @@ async def complete(
         error = f"connection:{type(failure).__name__}"
     except (BadResponse, msgspec.DecodeError) as failure:
         error = f"bad_answer:{type(failure).__name__}"
-    return reading.outcome(scheduled_s, sent_s, loop.time() - begin, error)
-
-
-async def _read(answer: Response, reading: CompletionStream, begin: float) -> str | None:
-    """Read the stream into `reading`; gives the kind of error or None."""
-    if answer.status != 200:
-        return f"http_{answer.status}:{error_kind(await answer.read())}"
-    loop = asyncio.get_running_loop()
-    events = Events()
-    async for piece in answer.pieces():
-        now_s = loop.time() - begin
-        for data in events.feed(piece):
-            reading.take(data, now_s)
-    if reading.error:
-        return reading.error
-    return None if reading.finished else "no_finish"
-
-
-def error_kind(body: bytes) -> str:
-    """The code (or type) of an OpenAI error object, `unknown` for anything else."""
-    try:
-        return _ANSWER.decode(body[:_BODY_MAX]).error.kind
-    except msgspec.DecodeError:
-        return "unknown"
+    return received.outcome(scheduled_s, sent_s, loop.time() - begin, error)

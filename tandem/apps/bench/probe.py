@@ -6,12 +6,12 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from tandem.apps.bench.client import Client
 from tandem.apps.bench.completion import Style, complete, request_body
 from tandem.apps.bench.content import TokenRange, prompt_text, prompt_tokens
 from tandem.apps.bench.outcome import Outcome
-from tandem.apps.bench.wire import BadResponse
 from tandem.apps.bench.workload import Piece
+from tandem.apps.client.http import Client
+from tandem.apps.client.wire import BadResponse
 from tandem.core.errors import TandemError
 from tandem.core.slo import Slo
 

@@ -6,11 +6,11 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from functools import partial
 
-from tandem.apps.bench.client import Client, Target
 from tandem.apps.bench.completion import Style, complete, request_body
 from tandem.apps.bench.content import TokenRange, prompt_text, prompt_tokens
 from tandem.apps.bench.outcome import UNFINISHED, Outcome
 from tandem.apps.bench.workload import Item, Workload
+from tandem.apps.client.http import Client, Target
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,1 @@
-"""Real processes under load, struck on purpose, and every answer judged."""
+"""Real processes under load, struck on purpose, every answer judged: drills, and what other long runs share."""

@@ -9,7 +9,6 @@ from dataclasses import replace
 import msgspec
 
 from tandem.apps.bench.capacity import CapacitySearch, Trial
-from tandem.apps.bench.client import Client, Target, parse_target
 from tandem.apps.bench.outcome import Outcome
 from tandem.apps.bench.plot import plot
 from tandem.apps.bench.probe import find_model, find_style
@@ -21,6 +20,7 @@ from tandem.apps.cli.bench_options import Options, load, parse
 from tandem.apps.cli.bench_progress import Progress
 from tandem.apps.cli.bench_signals import Interruption
 from tandem.apps.cli.bench_table import table
+from tandem.apps.client.http import Client, Target, parse_target
 from tandem.core.errors import TandemError
 from tandem.core.slo import Slo
 

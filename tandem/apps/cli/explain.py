@@ -13,11 +13,11 @@ import msgspec
 from rich.console import Console
 
 from router.generation import RequestStatus
-from tandem.apps.bench.client import Target, parse_target
 from tandem.apps.cli.fleet_summary import NONE, render_split
 from tandem.apps.cli.request_trace import assemble_trace
 from tandem.apps.cli.router_client import RunningStatus, fetch_status, fleet_outlooks
 from tandem.apps.cli.timeline import render
+from tandem.apps.client.http import Target, parse_target
 from tandem.core.errors import TandemError
 
 FLEET: Final = "fleet"

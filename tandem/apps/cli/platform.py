@@ -8,7 +8,6 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from tandem.apps.bench.client import Target
 from tandem.apps.cli import drill_settings as pace
 from tandem.apps.cli.control import ControlServer
 from tandem.apps.cli.display import StatusDisplay
@@ -22,6 +21,7 @@ from tandem.apps.cli.registry import MemberEntry, PlatformEntry, Registry, open_
 from tandem.apps.cli.rolling.spec_watch import SpecWatch
 from tandem.apps.cli.run_directory import RunDirectory
 from tandem.apps.cli.supervisor import ROUTER, Supervisor
+from tandem.apps.client.http import Target
 from tandem.core.clock import Clock
 from tandem.core.errors import TandemError
 from tandem.devices.reading import read_topology

@@ -7,8 +7,9 @@ import msgspec
 
 from router.fleet.split_listing import FleetOutlook
 from router.generation import RequestStatus
-from tandem.apps.bench.client import Client, Target
-from tandem.apps.bench.wire import BadResponse
+from tandem.apps.client.answer import error_of
+from tandem.apps.client.http import Client, Target
+from tandem.apps.client.wire import BadResponse
 from tandem.core.errors import TandemError
 from tandem.core.spans import Span
 
@@ -40,15 +41,6 @@ async def metrics_page(address: str, timeout_s: float) -> str | None:
     except TandemError:
         return None
     return body.decode("utf-8", "replace") if status == 200 else None
-
-
-class _Problem(msgspec.Struct):
-    message: str = ""
-    code: str | None = None
-
-
-class _Refusal(msgspec.Struct):
-    error: _Problem
 
 
 class _Outlooks(msgspec.Struct):
@@ -110,7 +102,5 @@ async def spans_of(target: Target, request_id: str) -> tuple[Span, ...]:
 
 def refusal(status: int, body: bytes) -> str:
     """The message of an OpenAI error object, or what there is instead."""
-    try:
-        return msgspec.json.decode(body, type=_Refusal).error.message
-    except msgspec.DecodeError:
-        return f"status {status}: {body[:200].decode('utf-8', 'replace')}"
+    error = error_of(body)
+    return error.message if error is not None else f"status {status}: {body[:200].decode('utf-8', 'replace')}"

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from benchmarks.overload import OverloadResult, RequestOutcome, checks_of
 from benchmarks.samples import Curve
 from benchmarks.soak import checks_of as soak_checks
-from benchmarks.soak_clients import Soak, _read, questions
+from benchmarks.soak_clients import Soak, questions
 from tandem.apps.chaos.live import parse_metrics, total
 
 PAGE = b"""# HELP tandem_sequences Sequences on a worker by state: running, waiting.
@@ -43,15 +43,6 @@ def test_a_page_gives_its_samples() -> None:
     assert total(found, "tandem_sequences", "waiting") == 2.0
     assert total(found, "tandem_requests_running") == 7.0
     assert total(found, "tandem_requests") == 0.0
-
-
-def test_a_stream_is_put_together_or_known_to_be_cut_off() -> None:
-    first = b'data: {"choices":[{"index":1,"text":"b","finish_reason":"length"}]}\n\n'
-    other = b'data: {"choices":[{"index":0,"text":"a","finish_reason":"stop"}]}\n\ndata: [DONE]\n\n'
-    assert _read([first, other], 2) == ("answered", ("a", "b"))
-    assert _read([first[:20], first[20:], other], 2) == ("answered", ("a", "b"))
-    assert _read([first], 2) == ("cut off", ())
-    assert _read([first, b'data: {"error":{"code":"worker_lost"}}\n\n'], 2) == ("worker_lost", ())
 
 
 def test_the_questions_are_the_same_every_time_and_of_all_sorts() -> None:

@@ -10,8 +10,8 @@ from typing import Final
 
 import msgspec
 
-from tandem.apps.bench.client import Client, Target
-from tandem.apps.bench.wire import BadResponse
+from tandem.apps.client.http import Client, Target
+from tandem.apps.client.wire import BadResponse
 
 _TURN_S: Final = 0.5
 """Maximum seconds that one misuse lasts."""

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from router.generation import RequestStatus
+from tandem.apps.chaos.client import ChaosClient
 from tandem.apps.chaos.drill.cells import STAGES
-from tandem.apps.chaos.drill.client import DrillClient
 from tandem.apps.chaos.drill.load import Load
 from tandem.apps.chaos.drill.requests import RequestShapes
-from tandem.apps.chaos.drill.response import RUNNING, StreamedResponse
+from tandem.apps.chaos.response import RUNNING, ReceivedAnswer
 from tandem.core.errors import TandemError
 
 _TRIES: Final = 12
@@ -23,12 +23,12 @@ _FILL_MAX: Final = 80
 class Caught:
     """A request that was where it was wanted when the router was last asked. `missed` were not."""
 
-    heard: StreamedResponse
+    heard: ReceivedAnswer
     standing: RequestStatus
     missed: int
 
 
-async def catch(stage: str, load: Load, shapes: RequestShapes, caller: DrillClient, within_s: float) -> Caught:
+async def catch(stage: str, load: Load, shapes: RequestShapes, caller: ChaosClient, within_s: float) -> Caught:
     """Raises `engine_failed` when no request could be caught."""
     for missed in range(_TRIES):
         if stage == "queue":
@@ -40,7 +40,7 @@ async def catch(stage: str, load: Load, shapes: RequestShapes, caller: DrillClie
     raise TandemError("engine_failed", f"none of {_TRIES} requests was seen in stage {stage!r}")
 
 
-async def _seen(stage: str, heard: StreamedResponse, caller: DrillClient, within_s: float) -> RequestStatus | None:
+async def _seen(stage: str, heard: ReceivedAnswer, caller: ChaosClient, within_s: float) -> RequestStatus | None:
     """The status of the request once it is in the stage; None when it was seen beyond the stage, has ended, or was
     not seen there within `within_s`."""
     loop = asyncio.get_running_loop()
@@ -63,7 +63,7 @@ def is_in(stage: str, standing: RequestStatus) -> bool:
     return stage == "queue" or standing.prefill is not None or stage == "decode"
 
 
-async def _fill(load: Load, shapes: RequestShapes, caller: DrillClient) -> None:
+async def _fill(load: Load, shapes: RequestShapes, caller: ChaosClient) -> None:
     """Ask for sequences until one more request has to wait for a place."""
     for _ in range(_FILL_MAX):
         heard = await load.begin(shapes.fill)

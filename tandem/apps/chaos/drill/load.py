@@ -4,10 +4,10 @@ import asyncio
 from collections.abc import Sequence
 from itertools import count, cycle
 
+from tandem.apps.chaos.client import ChaosClient
 from tandem.apps.chaos.drill.abusers import Abusers
-from tandem.apps.chaos.drill.client import DrillClient
-from tandem.apps.chaos.drill.requests import DrillRequest
-from tandem.apps.chaos.drill.response import DONE, StreamedResponse
+from tandem.apps.chaos.request import ChaosRequest
+from tandem.apps.chaos.response import DONE, ReceivedAnswer
 
 
 class Load:
@@ -18,7 +18,7 @@ class Load:
     """
 
     def __init__(
-        self, caller: DrillClient, asks: Sequence[DrillRequest], first: int, manners: Sequence[str], abusers: Abusers
+        self, caller: ChaosClient, asks: Sequence[ChaosRequest], first: int, manners: Sequence[str], abusers: Abusers
     ) -> None:
         self._abusers = abusers
         self._caller = caller
@@ -27,16 +27,16 @@ class Load:
         self._numbers = count(first)
         self._tasks: list[asyncio.Task[None]] = []
         self._stopped = False
-        self.heard: list[StreamedResponse] = []
+        self.heard: list[ReceivedAnswer] = []
 
     def stream(self, streams: int) -> None:
         """Begin that many streams."""
         for _ in range(streams):
             self._tasks.append(asyncio.create_task(self._stream(), name="drill load"))
 
-    async def begin(self, ask: DrillRequest) -> StreamedResponse:
+    async def begin(self, ask: ChaosRequest) -> ReceivedAnswer:
         """One more request, from here on running."""
-        begun: asyncio.Future[StreamedResponse] = asyncio.get_running_loop().create_future()
+        begun: asyncio.Future[ReceivedAnswer] = asyncio.get_running_loop().create_future()
 
         async def one() -> None:
             await self._ask(ask, begun)
@@ -74,9 +74,9 @@ class Load:
                 return
 
     async def _ask(
-        self, ask: DrillRequest, begun: "asyncio.Future[StreamedResponse] | None", salt: str | None = None
-    ) -> StreamedResponse:
-        def began(heard: StreamedResponse) -> None:
+        self, ask: ChaosRequest, begun: "asyncio.Future[ReceivedAnswer] | None", salt: str | None = None
+    ) -> ReceivedAnswer:
+        def began(heard: ReceivedAnswer) -> None:
             self.heard.append(heard)
             if begun is not None:
                 begun.set_result(heard)

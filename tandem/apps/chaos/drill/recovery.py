@@ -4,11 +4,11 @@ import asyncio
 from dataclasses import dataclass
 from typing import Final
 
-from tandem.apps.chaos.drill.client import DrillClient
-from tandem.apps.chaos.drill.judge import ExpectedAnswer, judge
+from tandem.apps.chaos.client import ChaosClient
 from tandem.apps.chaos.drill.metrics import router_linked, scrape_worker, workers_of
-from tandem.apps.chaos.drill.requests import DrillRequest
-from tandem.apps.chaos.drill.response import StreamedResponse
+from tandem.apps.chaos.judge import ExpectedAnswer, judge
+from tandem.apps.chaos.request import ChaosRequest
+from tandem.apps.chaos.response import ReceivedAnswer
 from tandem.apps.cli.registry import PlatformEntry, find
 
 _LOOK_S: Final = 0.05
@@ -20,7 +20,7 @@ _SLOWER_S: Final = 0.5
 class Probe:
     """A request that is answered in `usual_s` when all is well."""
 
-    ask: DrillRequest
+    ask: ChaosRequest
     right: ExpectedAnswer
     usual_s: float
 
@@ -32,9 +32,9 @@ class Probe:
 class RecoveryWatch:
     """Watches one platform recover. After each look, `missing` says what the recovery still waited for."""
 
-    def __init__(self, url: str, caller: DrillClient, probe: Probe) -> None:
+    def __init__(self, url: str, caller: ChaosClient, probe: Probe) -> None:
         self._url = url
-        self._probes: list[StreamedResponse] = []
+        self._probes: list[ReceivedAnswer] = []
         self._caller = caller
         self._probe = probe
         self.missing = ""
@@ -52,7 +52,7 @@ class RecoveryWatch:
                 return None
             await asyncio.sleep(_LOOK_S)
 
-    def take_probes(self) -> list[StreamedResponse]:
+    def take_probes(self) -> list[ReceivedAnswer]:
         """The responses to requests sent since the last call to see whether requests are served."""
         probes, self._probes = self._probes, []
         return probes

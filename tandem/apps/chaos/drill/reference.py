@@ -8,17 +8,17 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from tandem.apps.chaos.drill.client import DrillClient
-from tandem.apps.chaos.drill.judge import ExpectedAnswer, judge
-from tandem.apps.chaos.drill.requests import DrillRequest
-from tandem.apps.chaos.drill.response import DONE, StreamedResponse
+from tandem.apps.chaos.client import ChaosClient
+from tandem.apps.chaos.judge import ExpectedAnswer, expected, judge
+from tandem.apps.chaos.request import ChaosRequest
+from tandem.apps.chaos.response import DONE, ReceivedAnswer
 from tandem.core.errors import TandemError
 
 _AT_ONCE: Final = 8
 _AGAIN_EVERY: Final = 3
 
 
-async def take_references(caller: DrillClient, asks: Sequence[DrillRequest]) -> Mapping[str, ExpectedAnswer]:
+async def take_references(caller: ChaosClient, asks: Sequence[ChaosRequest]) -> Mapping[str, ExpectedAnswer]:
     """The right answer of every ask, by its name. One in three is asked again, in other company.
 
     Raises `engine_failed` when one is not answered or not answered alike, as then nothing could be judged.
@@ -26,7 +26,7 @@ async def take_references(caller: DrillClient, asks: Sequence[DrillRequest]) -> 
     rights: dict[str, ExpectedAnswer] = {}
     for heard in await _ask_all(caller, asks):
         _check_done(heard)
-        rights[heard.ask.name] = ExpectedAnswer(heard.texts, heard.finishes, heard.tokens or 0)
+        rights[heard.ask.name] = expected(heard)
     for heard in await _ask_all(caller, asks[_AGAIN_EVERY - 1 :: _AGAIN_EVERY]):
         faults = judge(heard, rights[heard.ask.name], may_break=False)
         if faults.why:
@@ -35,16 +35,16 @@ async def take_references(caller: DrillClient, asks: Sequence[DrillRequest]) -> 
     return rights
 
 
-async def _ask_all(caller: DrillClient, asks: Sequence[DrillRequest]) -> list[StreamedResponse]:
+async def _ask_all(caller: ChaosClient, asks: Sequence[ChaosRequest]) -> list[ReceivedAnswer]:
     limit = asyncio.Semaphore(_AT_ONCE)
 
-    async def one(ask: DrillRequest) -> StreamedResponse:
+    async def one(ask: ChaosRequest) -> ReceivedAnswer:
         async with limit:
             return await caller.ask(ask)
 
     return list(await asyncio.gather(*(one(ask) for ask in asks)))
 
 
-def _check_done(heard: StreamedResponse) -> None:
+def _check_done(heard: ReceivedAnswer) -> None:
     if heard.end != DONE:
         raise TandemError("engine_failed", f"{heard.ask.name} was not answered: it is {heard.end}, {heard.reason}")

@@ -3,12 +3,11 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import count, cycle
-from typing import Any, Final
-
-import msgspec
+from typing import Final
 
 from tandem.apps.bench.content import prompt_text
 from tandem.apps.bench.workload import Piece
+from tandem.apps.chaos.request import ChaosRequest
 
 _SEED: Final = 20_000
 _FILL_N: Final = 8
@@ -19,58 +18,20 @@ _CONTEXT_SHARE: Final = 0.8
 
 
 @dataclass(frozen=True)
-class DrillRequest:
-    """A request. `name` is equal for requests with equal answers; `n` sequences of at most `max_tokens` each."""
-
-    name: str
-    chat: bool
-    prompt: str
-    max_tokens: int
-    n: int
-    seed: int
-    temperature: float
-
-    @property
-    def path(self) -> str:
-        return "/v1/chat/completions" if self.chat else "/v1/completions"
-
-    def body(self, model: str, cache_salt: str, *, resumable: bool = False) -> bytes:
-        """The JSON to send. Blocks are found in caches under an equal salt only."""
-        said: dict[str, Any] = {"prompt": self.prompt}
-        if self.chat:
-            said = {"messages": [{"role": "user", "content": self.prompt}]}
-        return msgspec.json.encode(
-            {
-                "model": model,
-                **said,
-                **({"resumable": True} if resumable else {}),
-                "n": self.n,
-                "max_tokens": self.max_tokens,
-                "ignore_eos": True,
-                "seed": self.seed,
-                "temperature": self.temperature,
-                "cache_salt": cache_salt,
-                "stream": True,
-                "stream_options": {"include_usage": True},
-            }
-        )
-
-
-@dataclass(frozen=True)
 class RequestShapes:
     """All requests a drill asks, sized for a model with `context_tokens`."""
 
-    load: tuple[DrillRequest, ...]
-    targets: dict[str, DrillRequest]
+    load: tuple[ChaosRequest, ...]
+    targets: dict[str, ChaosRequest]
     """Requests by the stage in which they are to be struck; each stays in that stage for long."""
-    fill: DrillRequest
+    fill: ChaosRequest
     """Many sequences, so that a few of them leave no place for another request."""
-    probe: DrillRequest
-    orphan: DrillRequest
+    probe: ChaosRequest
+    orphan: ChaosRequest
     """A request that is still far from its end after a few seconds, so that a drill can see that what it held is
     freed once its client is gone."""
 
-    def all(self) -> tuple[DrillRequest, ...]:
+    def all(self) -> tuple[ChaosRequest, ...]:
         return (self.orphan, *self.load, *dict.fromkeys(self.targets.values()), self.fill, self.probe)
 
 
@@ -78,30 +39,30 @@ def shapes(context_tokens: int, tokens_per_word: float) -> RequestShapes:
     """The requests for a model."""
     most = int(_CONTEXT_SHARE * context_tokens)
     prompts = _Prompts(tokens_per_word, most)
-    long = DrillRequest("target-long", False, prompts.text(_LONG_TOKENS), 24, 1, _SEED, 0.7)
+    long = ChaosRequest("target-long", False, prompts.text(_LONG_TOKENS), 24, 1, _SEED, 0.7)
     targets = {
-        "queue": DrillRequest("target-queue", False, prompts.text(200), 24, 1, _SEED + 1, 0.7),
+        "queue": ChaosRequest("target-queue", False, prompts.text(200), 24, 1, _SEED + 1, 0.7),
         "prefill": long,
         "transfer": long,
-        "first-token": DrillRequest("target-first", False, prompts.text(_MIDDLE_TOKENS), 24, 1, _SEED + 2, 0.7),
-        "decode": DrillRequest("target-decode", True, prompts.text(300), 64, 1, _SEED + 3, 0.7),
+        "first-token": ChaosRequest("target-first", False, prompts.text(_MIDDLE_TOKENS), 24, 1, _SEED + 2, 0.7),
+        "decode": ChaosRequest("target-decode", True, prompts.text(300), 64, 1, _SEED + 3, 0.7),
     }
     return RequestShapes(
         load=tuple(_load(prompts)),
         targets=targets,
-        fill=DrillRequest("fill", False, prompts.text(40), 40, _FILL_N, _SEED + 4, 0.7),
-        probe=DrillRequest("probe", True, prompts.text(60), 8, 1, _SEED + 5, 0.0),
-        orphan=DrillRequest(
+        fill=ChaosRequest("fill", False, prompts.text(40), 40, _FILL_N, _SEED + 4, 0.7),
+        probe=ChaosRequest("probe", True, prompts.text(60), 8, 1, _SEED + 5, 0.0),
+        orphan=ChaosRequest(
             "orphan", False, prompts.text(300), min(_ORPHAN_TOKENS, context_tokens - most), 2, _SEED + 6, 0.7
         ),
     )
 
 
-def _load(prompts: "_Prompts") -> Iterator[DrillRequest]:
+def _load(prompts: "_Prompts") -> Iterator[ChaosRequest]:
     """Chat and completions, greedy and not, some with several sequences, some with long prompts."""
     sizes = cycle((80, 300, 30, 600, 150, _MIDDLE_TOKENS))
     for number in range(12):
-        yield DrillRequest(
+        yield ChaosRequest(
             name=f"load-{number}",
             chat=number % 2 == 0,
             prompt=prompts.text(next(sizes)),

@@ -4,18 +4,18 @@ import asyncio
 from collections.abc import Sequence
 from typing import Final
 
+from tandem.apps.chaos.client import LEAVES, PLAIN, RESUMES
 from tandem.apps.chaos.drill.abusers import Abusers
 from tandem.apps.chaos.drill.catch import Caught, catch
 from tandem.apps.chaos.drill.cells import Cell, victim
-from tandem.apps.chaos.drill.client import LEAVES, PLAIN, RESUMES
 from tandem.apps.chaos.drill.injection import Injection, effective_within, inject
-from tandem.apps.chaos.drill.judge import Discrepancies, judge
 from tandem.apps.chaos.drill.load import Load
 from tandem.apps.chaos.drill.metrics import router_linked, scrape_worker, workers_of
 from tandem.apps.chaos.drill.recovery import blocks_left
-from tandem.apps.chaos.drill.response import BROKEN, DONE, REFUSED, StreamedResponse
 from tandem.apps.chaos.drill.result import Round
 from tandem.apps.chaos.drill.session import Session
+from tandem.apps.chaos.judge import Discrepancies, judge
+from tandem.apps.chaos.response import BROKEN, DONE, REFUSED, ReceivedAnswer
 from tandem.apps.cli.registry import find
 
 _TOLD_MAX: Final = 5
@@ -157,7 +157,7 @@ class Drill:
             problems=tuple(self._problems),
         )
 
-    def _faults(self, heard: Sequence[StreamedResponse]) -> Discrepancies:
+    def _faults(self, heard: Sequence[ReceivedAnswer]) -> Discrepancies:
         may_break = self._cell.kind == "restart-router"
         each = [judge(one, self._session.rights[one.ask.name], may_break) for one in heard]
         told = [one.why for one in each if one.why]

@@ -9,15 +9,15 @@ from typing import Final
 
 import msgspec
 
-from tandem.apps.bench.client import Client, Target, parse_target
 from tandem.apps.bench.content import TokenRange
 from tandem.apps.bench.probe import find_style
-from tandem.apps.chaos.drill.client import DrillClient
-from tandem.apps.chaos.drill.judge import ExpectedAnswer
+from tandem.apps.chaos.client import ChaosClient
 from tandem.apps.chaos.drill.recovery import Probe, RecoveryWatch
 from tandem.apps.chaos.drill.reference import take_references
 from tandem.apps.chaos.drill.requests import RequestShapes, shapes
+from tandem.apps.chaos.judge import ExpectedAnswer
 from tandem.apps.cli.router_client import refusal, send_request
+from tandem.apps.client.http import Client, Target, parse_target
 from tandem.core.errors import TandemError
 
 _PROBES: Final = 3
@@ -59,7 +59,7 @@ class Session:
     target: Target
     model: str
     engine: str
-    caller: DrillClient
+    caller: ChaosClient
     shapes: RequestShapes
     rights: Mapping[str, ExpectedAnswer]
     recovery: RecoveryWatch
@@ -85,7 +85,7 @@ async def open_session(url: str, key: str, engine: str, bounds: Bounds) -> Async
             client, model.id, chat=False, text_only=True, vocabulary=TokenRange(), timeout_s=_FIRST_ANSWER_S
         )
     wanted = shapes(model.max_model_len, tokens_per_word)
-    async with aclosing(DrillClient(target, model.id, os.urandom(4).hex(), bounds.end_s)) as caller:
+    async with aclosing(ChaosClient(target, model.id, f"drill-{os.urandom(4).hex()}", bounds.end_s)) as caller:
         rights = await take_references(caller, wanted.all())
         usual_s = max([await _took_s(caller, wanted) for _ in range(_PROBES)])
         probe = Probe(wanted.probe, rights[wanted.probe.name], usual_s)
@@ -103,7 +103,7 @@ async def _only_model(target: Target) -> _Model:
     return models[0]
 
 
-async def _took_s(caller: DrillClient, wanted: RequestShapes) -> float:
+async def _took_s(caller: ChaosClient, wanted: RequestShapes) -> float:
     now = asyncio.get_running_loop().time
     began = now()
     await caller.ask(wanted.probe)

@@ -7,10 +7,10 @@ from typing import Any
 
 import msgspec
 
-from tandem.apps.bench.client import Target
 from tandem.apps.cli.router_client import refusal, send_request
 from tandem.apps.cli.verify.prompts import Prompt
 from tandem.apps.cli.verify.replies import Reply, read_reply
+from tandem.apps.client.http import Target
 from tandem.core.errors import TandemError
 
 _IDS = "return_token_ids"

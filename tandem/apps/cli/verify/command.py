@@ -5,7 +5,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tandem.apps.bench.client import Target
 from tandem.apps.cli.verify.client import QuerySettings, VerifyClient
 from tandem.apps.cli.verify.compare import compare, judge
 from tandem.apps.cli.verify.options import VerifyOptions, parse
@@ -14,6 +13,7 @@ from tandem.apps.cli.verify.replies import Reply
 from tandem.apps.cli.verify.report import Report, as_json, as_table, report_of
 from tandem.apps.cli.verify.sides import Side
 from tandem.apps.cli.verify.tokenizers import in_answers, in_files
+from tandem.apps.client.http import Target
 from tandem.core.errors import TandemError
 from tandem.spec.rollout import TOO_DIFFERENT
 

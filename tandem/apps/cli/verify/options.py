@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tandem.apps.bench.client import parse_target
 from tandem.apps.cli.single_node import read_local_service
 from tandem.apps.cli.up_options import parse as parse_up
 from tandem.apps.cli.verify.compare import AT_LEAST, AT_MOST, DEFAULTS
 from tandem.apps.cli.verify.prompts import Prompt, read_prompts
 from tandem.apps.cli.verify.sides import ExistingEndpoint, LaunchedService, Side
+from tandem.apps.client.http import parse_target
 from tandem.core.errors import TandemError
 
 _FLAGS: Final = ("engine", "dtype", "device", "block-tokens", "kv-memory")

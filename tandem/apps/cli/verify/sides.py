@@ -8,12 +8,12 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
-from tandem.apps.bench.client import Client, Target
 from tandem.apps.bench.probe import find_model
 from tandem.apps.cli.display import LineDisplay
 from tandem.apps.cli.platform import Platform
 from tandem.apps.cli.supervisor import Supervisor
 from tandem.apps.cli.up import cleaning_up
+from tandem.apps.client.http import Client, Target
 from tandem.core.errors import TandemError
 from tandem.model.directory import ModelDirectory, open_model
 from tandem.spec.service import ModelService

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from tandem.apps.bench.client import Target
 from tandem.apps.bench.outcome import Outcome
 from tandem.apps.bench.replay import ClosedLoop, replay
 from tandem.apps.bench.workload import Item, Piece, Workload
 from tandem.apps.cli.bench import trial_seed
 from tandem.apps.cli.main import main
+from tandem.apps.client.http import Target
 from tandem.core.slo import End
 from tests.unit.tandem.apps.bench.test_bench_replay import Request, StubServer, running, server, settings, workload
 

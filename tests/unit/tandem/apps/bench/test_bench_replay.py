@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from tandem.apps.bench.client import Client, Target, parse_target
 from tandem.apps.bench.completion import Style, complete, request_body
 from tandem.apps.bench.content import TokenRange
 from tandem.apps.bench.probe import find_model, find_style
 from tandem.apps.bench.replay import Settings, replay
 from tandem.apps.bench.workload import Item, Piece, Workload
 from tandem.apps.cli.main import main
+from tandem.apps.client.http import Client, Target, parse_target
 from tandem.core.errors import TandemError
 from tandem.core.slo import Slo
 

@@ -6,8 +6,8 @@ from contextlib import suppress
 
 import pytest
 
-from tandem.apps.bench.client import Target
 from tandem.apps.chaos.drill.abusers import Abusers
+from tandem.apps.client.http import Target
 
 MISUSES = 9
 

@@ -5,17 +5,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem.apps.chaos.drill.judge import Discrepancies, ExpectedAnswer, compare, judge
-from tandem.apps.chaos.drill.requests import DrillRequest
-from tandem.apps.chaos.drill.response import BROKEN, DONE, FAILED, REFUSED, WITHOUT_END, StreamedResponse, refusal_of
+from tandem.apps.chaos.judge import Discrepancies, ExpectedAnswer, compare, expected, judge
+from tandem.apps.chaos.request import ChaosRequest
+from tandem.apps.chaos.response import BROKEN, DONE, FAILED, REFUSED, RUNNING, WITHOUT_END, ReceivedAnswer
+from tandem.apps.client.answer import TokenUsage, read_piece
 
 WORDS = "one two three four five six seven eight"
 words = st.lists(st.sampled_from(("la", "lo", "li", "lu", "fa", "fe")), min_size=1, max_size=30)
 
 
-def heard(text: str, end: str = DONE, tokens: int = 8, finish: str | None = "length", n: int = 1) -> StreamedResponse:
-    one = StreamedResponse(DrillRequest("ask", False, "prompt", 8, n, 1, 0.0), "drill-1", 10.0)
-    one.texts, one.tokens = dict.fromkeys(range(n), text), tokens
+def heard(text: str, end: str = DONE, tokens: int = 8, finish: str | None = "length", n: int = 1) -> ReceivedAnswer:
+    one = ReceivedAnswer(ChaosRequest("ask", False, "prompt", 8, n, 1, 0.0), "drill-1", 10.0)
+    one.texts, one.usage = dict.fromkeys(range(n), text), TokenUsage(completion_tokens=tokens)
     one.finishes = {} if finish is None else dict.fromkeys(range(n), finish)
     one.ended(end, 11.0)
     return one
@@ -100,6 +101,11 @@ def test_every_choice_is_compared() -> None:
     assert judge(both, right, may_break=False).lost == 6
 
 
+def test_an_answer_is_what_later_ones_have_to_be() -> None:
+    assert expected(heard(WORDS)) == RIGHT
+    assert judge(heard(WORDS), expected(heard(WORDS)), may_break=False) == Discrepancies()
+
+
 def test_faults_add_up() -> None:
     assert sum(
         [Discrepancies(1, 2, 3, 4, "a"), Discrepancies(1, 0, 0, 0, ""), Discrepancies(why="b")], Discrepancies()
@@ -110,7 +116,7 @@ def test_faults_add_up() -> None:
 
 
 def test_a_stream_becomes_text_by_choice_with_its_end() -> None:
-    one = StreamedResponse(DrillRequest("ask", False, "prompt", 8, 2, 1, 0.0), "drill-1", 10.0)
+    one = ReceivedAnswer(ChaosRequest("ask", False, "prompt", 8, 2, 1, 0.0), "drill-1", 10.0)
     for at, event in enumerate(
         (
             {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]},
@@ -120,31 +126,16 @@ def test_a_stream_becomes_text_by_choice_with_its_end() -> None:
             {"choices": [], "usage": {"completion_tokens": 3}},
         )
     ):
-        one.take(msgspec.json.encode(event), 11.0 + at)
-    one.take(b"[DONE]", 17.0)
-    assert (one.texts, one.finishes, one.tokens, one.end) == ({0: "ac", 1: "b"}, {0: "stop"}, 3, DONE)
+        one.take(read_piece(msgspec.json.encode(event), 11.0 + at))
+    assert (one.texts, one.finishes, one.tokens, one.end) == ({0: "ac", 1: "b"}, {0: "stop"}, 3, RUNNING)
     assert one.times_s == [12.0, 13.0, 14.0]
 
 
-def test_an_error_event_ends_a_stream() -> None:
-    one = heard("", end=DONE)
-    one.goes_on()
-    one.take(b'{"error":{"message":"gone","code":"worker_lost"}}', 12.0)
-    assert (one.end, one.reason) == (FAILED, "worker_lost: gone")
-    one.ended(BROKEN, 13.0)
-    assert one.end == FAILED, "the first end counts"
-
-
 def test_the_longest_pause_is_the_longest_silence_not_over_at_the_blow() -> None:
-    one = StreamedResponse(DrillRequest("ask", False, "prompt", 8, 1, 1, 0.0), "drill-1", 10.0)
+    one = ReceivedAnswer(ChaosRequest("ask", False, "prompt", 8, 1, 1, 0.0), "drill-1", 10.0)
     one.times_s = [15.0, 15.5, 16.5, 16.6]
     one.ended(DONE, 16.7)
     assert one.longest_pause_s(0.0) == 5.0
     assert one.longest_pause_s(13.5) == 1.5, "of the wait for the first token what followed the blow"
     assert one.longest_pause_s(15.2) == 1.0
     assert one.longest_pause_s(20.0) == 0.0
-
-
-def test_a_refusal_is_told_in_its_own_words() -> None:
-    assert refusal_of(b'{"error":{"message":"full","code":"queue_full"}}') == "queue_full: full"
-    assert refusal_of(b"<html>") == "<html>"

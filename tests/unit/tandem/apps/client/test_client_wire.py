@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem.apps.bench.client import parse_target
-from tandem.apps.bench.wire import BadResponse, Body, Events, split_head
+from tandem.apps.client.http import parse_target
+from tandem.apps.client.wire import BadResponse, Body, split_head
 from tandem.core.errors import TandemError
 
 
@@ -73,11 +73,19 @@ def test_a_bad_chunk_size_is_refused() -> None:
         Body(parsed[0]).feed(b"zz\r\n")
 
 
-@given(st.lists(st.sampled_from([b"{}", b'{"a":1}', b"[DONE]"]), max_size=6), st.integers(1, 9))
-def test_events_survive_any_cutting(datas: list[bytes], size: int) -> None:
-    raw = b": hello\n\n" + b"".join(b"data: " + data + b"\r\n\r\n" for data in datas)
-    events = Events()
-    assert [event for at in range(0, len(raw), size) for event in events.feed(raw[at : at + size])] == datas
+def test_a_chunk_is_handed_on_as_it_arrives() -> None:
+    parsed = split_head(HEAD)
+    assert parsed is not None
+    body = Body(parsed[0])
+    assert [body.feed(piece) for piece in (b"5\r\nab", b"cd", b"e\r\n0\r", b"\n\r\n")] == [b"ab", b"cd", b"e", b""]
+    assert body.ended
+
+
+def test_seconds_to_wait_are_read() -> None:
+    for wait, seconds in ((b"7", 7), (b"Fri, 31 Dec 1999 23:59:59 GMT", None)):
+        parsed = split_head(b"HTTP/1.1 503 Busy\r\nRetry-After: %b\r\n\r\n" % wait)
+        assert parsed is not None
+        assert parsed[0].retry_after_s == seconds
 
 
 def test_targets() -> None:

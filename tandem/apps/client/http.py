@@ -9,10 +9,12 @@ from types import MappingProxyType
 from typing import Final
 from urllib.parse import urlsplit
 
-from tandem.apps.bench.wire import Body, Head, split_head
+from tandem.apps.client.wire import BadResponse, Body, Head, split_head
 from tandem.core.errors import TandemError
 
 _READ_BYTES: Final = 64 * 1024
+WHOLE_BYTES_MAX: Final = 256 * 1024 * 1024
+"""Bytes of an answer that is read as a whole."""
 _IDLE_S: Final = 2.0
 _NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
 
@@ -51,6 +53,7 @@ class Response:
 
     def __init__(self, head: Head, rest: bytes, reader: asyncio.StreamReader) -> None:
         self.status = head.status
+        self.retry_after_s = head.retry_after_s
         self._body = Body(head)
         self._until_close = head.length is None and not head.chunked
         self._rest = rest
@@ -61,7 +64,7 @@ class Response:
         return self._body.ended
 
     async def pieces(self) -> AsyncIterator[bytes]:
-        """The body as it arrives. Raises `ConnectionError` when it breaks off, `BadAnswer`."""
+        """The body as it arrives. Raises `ConnectionError` when it breaks off, `BadResponse`."""
         received, self._rest = self._rest, b""
         while True:
             if received:
@@ -75,8 +78,13 @@ class Response:
                 raise ConnectionResetError("the answer broke off")
 
     async def read(self) -> bytes:
-        """The whole body."""
-        return b"".join([piece async for piece in self.pieces()])
+        """The whole body. Raises what `pieces` raises, and `BadResponse` for more than `WHOLE_BYTES_MAX` bytes."""
+        whole = bytearray()
+        async for piece in self.pieces():
+            whole += piece
+            if len(whole) > WHOLE_BYTES_MAX:
+                raise BadResponse(f"the answer is longer than {WHOLE_BYTES_MAX} bytes")
+        return bytes(whole)
 
 
 class Client:

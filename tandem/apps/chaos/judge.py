@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 
-from tandem.apps.chaos.drill.response import BROKEN, DONE, REFUSED, RUNNING, WITHOUT_END, StreamedResponse
+from tandem.apps.chaos.response import BROKEN, DONE, REFUSED, RUNNING, WITHOUT_END, ReceivedAnswer
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,12 @@ class Discrepancies:
         )
 
 
-def judge(heard: StreamedResponse, right: ExpectedAnswer, may_break: bool) -> Discrepancies:
+def expected(heard: ReceivedAnswer) -> ExpectedAnswer:
+    """What an undisturbed answer says of every later one to the same request."""
+    return ExpectedAnswer(heard.texts, heard.finishes, heard.tokens)
+
+
+def judge(heard: ReceivedAnswer, right: ExpectedAnswer, may_break: bool) -> Discrepancies:
     """Compare an answer with the right one. With `may_break` a connection that broke is an end like any other, and
     what came before has to be a beginning of the right answer."""
     if heard.end in (WITHOUT_END, RUNNING):
@@ -58,14 +63,14 @@ def judge(heard: StreamedResponse, right: ExpectedAnswer, may_break: bool) -> Di
     return _explained(faults, heard)
 
 
-def _figures(heard: StreamedResponse, right: ExpectedAnswer) -> Discrepancies:
+def _figures(heard: ReceivedAnswer, right: ExpectedAnswer) -> Discrepancies:
     """Texts are right: so must be the counts and the reasons for which they end."""
-    more = (heard.tokens or 0) - right.tokens
+    more = heard.tokens - right.tokens
     reasons = sum(heard.finishes.get(index) != reason for index, reason in right.finishes.items())
     return Discrepancies(lost=max(0, -more), duplicated=max(0, more), wrong=reasons)
 
 
-def _explained(faults: Discrepancies, heard: StreamedResponse) -> Discrepancies:
+def _explained(faults: Discrepancies, heard: ReceivedAnswer) -> Discrepancies:
     if faults == Discrepancies():
         return faults
     how = heard.end + (f" ({heard.reason})" if heard.reason else "")
@@ -73,7 +78,7 @@ def _explained(faults: Discrepancies, heard: StreamedResponse) -> Discrepancies:
     return Discrepancies(faults.lost, faults.duplicated, faults.wrong, 0, f"{_name(heard)}: {counts}; it is {how}")
 
 
-def _name(heard: StreamedResponse) -> str:
+def _name(heard: ReceivedAnswer) -> str:
     return f"{heard.request_id} ({heard.ask.name}, n={heard.ask.n})"
 
 
