@@ -26,7 +26,7 @@ from tandem.core.errors import TandemError
 from tandem.kube.cluster import Cluster
 from tandem.link.address import join_host
 from tandem.process.health import Health
-from tandem.process.logs import EventLines, event
+from tandem.process.logs import EventLines, event, set_up_logs
 from tandem.process.run import StopSignal, run_service
 from tandem.process.settings import load_settings
 from tandem.process.system import SystemClock
@@ -71,6 +71,7 @@ class RouterReplica:
     async def __init__(self, plan: bytes) -> None:  # type: ignore[misc]  # Serve awaits it
         """Returns when the router listens; it need not know a worker yet. Raises what a router raises that cannot
         run."""
+        set_up_logs(json_lines=False)
         told = msgspec.msgpack.decode(plan, type=RouterPlan)
         self._drain_s = told.drain_s
         self._place = place_on_ray()

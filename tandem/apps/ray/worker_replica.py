@@ -15,6 +15,7 @@ from tandem.apps.ray.replica_place import ReplicaPlace, place_on_ray
 from tandem.apps.ray.serving import WorkerTold
 from tandem.core.errors import TandemError
 from tandem.process.local_processes import LocalProcesses
+from tandem.process.logs import set_up_logs
 from tandem.process.processes import Command
 from tandem.spec.pool import Pool
 from tandem.spec.service import ModelService
@@ -49,6 +50,7 @@ class WorkerReplica:
 
     async def __init__(self, plan: bytes, *others: object) -> None:  # type: ignore[misc]  # Serve awaits it
         """Returns when the worker is ready. Raises `engine_failed` with the end of its log when it is not."""
+        set_up_logs(json_lines=False)
         told = msgspec.msgpack.decode(plan, type=WorkerPlan)
         pool = told.pool_spec()
         self._drain_s = float(pool.drain_seconds)
