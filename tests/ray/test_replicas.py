@@ -13,8 +13,8 @@ import pytest
 import pytest_asyncio
 
 from tandem.apps.bench.client import Target
-from tandem.apps.cli.router_client import send_request
 from tandem.spec.service import ModelService
+from tests.ray.asking import answered, eventually, listed
 from tests.ray.conftest import HTTP_PORT, Stage
 from tests.ray.standin_hub import OURS, make_standin
 
@@ -33,21 +33,6 @@ SERVICE = {
     },
 }
 URL = Target("127.0.0.1", HTTP_PORT, False, "")
-
-
-async def chat(content: str, max_tokens: int = 12) -> tuple[int, Any]:
-    body = {"model": "sim", "messages": [{"role": "user", "content": content}], "max_tokens": max_tokens}
-    status, answer = await send_request(URL, "POST", "/v1/chat/completions", msgspec.json.encode(body), 30)
-    return status, msgspec.json.decode(answer)
-
-
-async def eventually(look: Any, within_s: float = 60.0) -> Any:
-    """The first result of `look` that is not empty."""
-    async with asyncio.timeout(within_s):
-        while True:
-            if found := await look():
-                return found
-            await asyncio.sleep(0.1)
 
 
 class Platform:
@@ -97,17 +82,13 @@ async def platform(stage: Stage) -> AsyncIterator[Platform]:
 
 @pytest.mark.asyncio(loop_scope="module")
 async def test_chat_through_haproxy_by_prefill_and_decode(platform: Platform) -> None:
-    async def answered() -> Any:
-        status, answer = await chat("one two three " * 30)
-        return answer if status == 200 else None
-
-    answer = await eventually(answered)
+    answer = await answered(URL, "sim", "one two three " * 30)
     assert answer["usage"]["completion_tokens"] == 12
-    listed = msgspec.json.decode((await send_request(URL, "GET", "/v1/workers"))[1])["data"]
-    assert sorted(each["role"] for each in listed) == ["decode", "decode", "prefill", "prefill"]
+    workers = await listed(URL, "/v1/workers")
+    assert sorted(each["role"] for each in workers) == ["decode", "decode", "prefill", "prefill"]
     told, routers = await platform.hub.told.remote()
     assert len({each.node for each in routers}) == 2
-    assert {each.address for each in told} == {each["address"].removeprefix("tcp://") for each in listed}
+    assert {each.address for each in told} == {each["address"].removeprefix("tcp://") for each in workers}
 
 
 @pytest.mark.asyncio(loop_scope="module")

@@ -25,7 +25,7 @@ class HubCluster:
         return page
 
     async def watch(self, selector: Selector, version: str) -> AsyncGenerator[WatchEvent, None]:
-        """Changes after `version`, without end. After each silent wait a bookmark says that the hub is there."""
+        """Changes after `version`, without end; the hub answers with a bookmark after each silent wait."""
         while True:
             changes: tuple[WatchEvent, ...] = await self._hub.call(
                 "changes", selector, version, self._wait_s, within_s=self._wait_s + CALL_S

@@ -3,14 +3,16 @@
 import asyncio
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from ray import serve
-from ray.experimental.internal_kv import _internal_kv_get, _internal_kv_put
+from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get, _internal_kv_put
 from ray.serve.context import _get_global_client
 from ray.serve.exceptions import RayServeException
 
 from tandem.apps.ray.application import OURS, revision_application
+from tandem.apps.ray.hub_store import STATE
 from tandem.apps.ray.policy import WANTED_KEY, encode_table
 from tandem.apps.ray.serving import AppState, AppStatus, DeploymentState, RevisionApp
 from tandem.core.errors import TandemError
@@ -65,6 +67,10 @@ class RayServing:
     async def running(self) -> Mapping[str, AppState]:
         return await self._serve.run("say what runs", _ASK_S, _running)
 
+    async def has(self, name: str) -> bool:
+        """Whether there is an application of that name, whoever's. Where Serve does not run there is none."""
+        return await self._serve.run("say what runs", _ASK_S, lambda: name in _applications_if_any())
+
     async def deploy(self, app: RevisionApp) -> None:
         await self._serve.run(f"deploy {app.name}", _DEPLOY_S, lambda: _deploy(app, self._vllm_python))
 
@@ -92,12 +98,23 @@ class RayStore:
     async def put(self, key: str, value: bytes) -> None:
         await self._kept.run(f"keep {key}", _ASK_S, lambda: _internal_kv_put(key, value))
 
+    async def clear(self) -> None:
+        """Forget what the hub has kept, and the table; the epoch stays, so that older hubs stay older."""
+        for key in (STATE, WANTED_KEY):
+            await self._kept.run(f"forget {key}", _ASK_S, partial(_internal_kv_del, key))
+
 
 def _applications() -> Mapping[str, Any]:
     """Serve's own details of all applications, by name. Raises `RayServeException` where Serve does not run."""
     details = _get_global_client().get_serve_details()
     found: Mapping[str, Any] = details["applications"]
     return found
+
+
+def _applications_if_any() -> Mapping[str, Any]:
+    if _get_global_client(raise_if_no_controller_running=False) is None:
+        return {}
+    return _applications()
 
 
 def _running() -> dict[str, AppState]:
