@@ -122,7 +122,7 @@ async def test_the_hub_scales_a_pool_and_returns_after_it_was_killed(hub: HubCli
 @pytest.mark.asyncio(loop_scope="module")
 async def test_nothing_of_a_service_is_left_when_it_has_left(hub: HubClient, stage: Stage) -> None:
     pids = [each.pid for each in (await hub.call("entry")).members if each.role != "router"]
-    assert len(pids) == 5
+    assert len(pids) >= 5
     for name in ("split", "whole"):
         await hub.call("leave", name, 20.0, within_s=90)
     assert not [pid for pid in pids if psutil.pid_exists(pid)]

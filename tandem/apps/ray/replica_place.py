@@ -1,10 +1,12 @@
 """Where a replica is: its node, the folders it may use there, and Ray's own folder of logs."""
 
+import fcntl
 import os
 import shutil
 import stat
 import tempfile
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -16,6 +18,8 @@ _BASE_MAX: Final = 50
 """Unix sockets lie in there, whose paths have at most 107 characters."""
 _ID_CHARS: Final = 12
 _REPLICA: Final = "replica-"
+_SOCKETS: Final = "s"
+_TRIES: Final = 100
 
 
 @dataclass(frozen=True)
@@ -35,7 +39,7 @@ class ReplicaPlace:
     @property
     def sockets(self) -> Path:
         """Shared by all workers of the node: they find each other's memory through it."""
-        return self.directory.parent / "s"
+        return self.directory.parent / _SOCKETS
 
     def write_key(self, key: str) -> None:
         """Keep the ticket key, in hexadecimal, where only this user can read it."""
@@ -45,10 +49,11 @@ class ReplicaPlace:
 
     def remove(self) -> None:
         """Remove the replica's own folder, and the node's with the last one."""
-        shutil.rmtree(self.directory, ignore_errors=True)
-        with suppress(OSError):
-            self.sockets.rmdir()
-            self.directory.parent.rmdir()
+        shared = self.directory.parent
+        with suppress(OSError), _locked(shared):
+            shutil.rmtree(self.directory, ignore_errors=True)
+            if not any(shared.glob(f"{_REPLICA}*")):
+                shutil.rmtree(shared, ignore_errors=True)
 
 
 def make_place(host: str, node: str, logs: Path) -> ReplicaPlace:
@@ -56,18 +61,39 @@ def make_place(host: str, node: str, logs: Path) -> ReplicaPlace:
     node's folder belongs to another user."""
     usual = tempfile.gettempdir()
     shared = Path(usual if len(usual) <= _BASE_MAX else "/tmp") / f"{RUN_PREFIX}node-{node[:_ID_CHARS]}"
+    logs.mkdir(parents=True, exist_ok=True)
+    for _ in range(_TRIES):
+        # The last replica of the node may be removing the folder.
+        with suppress(FileNotFoundError):
+            return ReplicaPlace(host, node, _make(shared), logs)
+    raise TandemError("bad_setting", f"{shared} vanishes again and again", param="socket_directory")
+
+
+def _make(shared: Path) -> Path:
+    """A replica's own folder in that of its node."""
     shared.mkdir(mode=0o700, exist_ok=True)
     found = shared.lstat()
     if found.st_uid != os.getuid() or not stat.S_ISDIR(found.st_mode):
         raise TandemError("bad_setting", f"{shared} belongs to another user; remove it", param="socket_directory")
-    for left in shared.glob(f"{_REPLICA}*"):
-        if not _alive(left.name.split("-")[1]):
-            shutil.rmtree(left, ignore_errors=True)
-    own = Path(tempfile.mkdtemp(prefix=f"{_REPLICA}{os.getpid()}-", dir=shared))
-    logs.mkdir(parents=True, exist_ok=True)
-    place = ReplicaPlace(host, node, own, logs)
-    place.sockets.mkdir(mode=0o700, exist_ok=True)
-    return place
+    with _locked(shared):
+        for left in shared.glob(f"{_REPLICA}*"):
+            if not _alive(left.name.split("-")[1]):
+                shutil.rmtree(left, ignore_errors=True)
+        (shared / _SOCKETS).mkdir(mode=0o700, exist_ok=True)
+        return Path(tempfile.mkdtemp(prefix=f"{_REPLICA}{os.getpid()}-", dir=shared))
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Alone in a folder. Raises `FileNotFoundError` when it was removed meanwhile."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if os.fstat(descriptor).st_nlink == 0:
+            raise FileNotFoundError(str(folder))
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def place_on_ray() -> ReplicaPlace:
