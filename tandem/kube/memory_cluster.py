@@ -172,8 +172,13 @@ class MemoryCluster:
 
     # -- Within ---------------------------------------------------------------------------------------------------
 
+    def peek(self, ref: Ref) -> Json | None:
+        """One object, or None where there is none; at once."""
+        stored = self._objects.get(ref)
+        return None if stored is None else stored.json()
+
     def objects(self, kind: Kind) -> list[Json]:
-        """All objects of a kind, for judges."""
+        """All objects of a kind, at once."""
         return self._matching(Selector(kind))
 
     def _matching(self, selector: Selector) -> list[Json]:

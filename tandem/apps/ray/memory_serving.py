@@ -63,6 +63,8 @@ class MemoryServing:
         self.report = report
         self.deployed: list[str] = []
         self.broken: set[str] = set()
+        self.held: set[str] = set()
+        """Workers whose drain does not end."""
         self.lost = False
         """Whether Serve does not answer."""
         self._clock = clock
@@ -154,7 +156,8 @@ class MemoryServing:
             if not replica.told.ready and not broken and now - replica.born_at >= self._pace.start_s:
                 replica.told = msgspec.structs.replace(replica.told, ready=True)
                 replica.reported_at = float("-inf")
-            if replica.leaves_at is not None and now >= replica.leaves_at:
+            leaves = replica.leaves_at is not None and now >= replica.leaves_at
+            if leaves and replica.told.name not in self.held:
                 deployment.replicas.remove(replica)
                 await self._send(msgspec.structs.replace(replica.told, gone=True, ready=False))
             elif now - replica.reported_at >= _REPORT_EVERY_S:
