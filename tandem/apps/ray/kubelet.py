@@ -249,19 +249,23 @@ class Kubelet:
             revision = labels_of(obj).get(REVISION)
             if service is None or revision is None:
                 continue
-            name = str(service["metadata"]["name"])
-            found[app_name(name, revision)] = (self._of_record(obj, service), revision)
+            app = app_name(str(service["metadata"]["name"]), revision)
+            try:
+                found[app] = (_of_record(obj, service), revision)
+            except msgspec.ValidationError as error:
+                # Of another version of Tandem: what runs of it goes on.
+                self._say(f"revision {revision} cannot be read: {error}")
         return found
-
-    def _of_record(self, obj: Json, service: Json) -> ModelService:
-        """The specification of a record, with the annotations that its service has now."""
-        noted = annotations_of(service)
-        spec = read_revision(obj).spec
-        metadata = Metadata(str(service["metadata"]["name"]), NAMESPACE, annotations=dict(noted))
-        return ModelService(API_VERSION, KIND, metadata, msgspec.convert(spec, Spec))
 
     def _service(self, name: str) -> Json | None:
         return self._cluster.peek(Ref(MODEL_SERVICE, NAMESPACE, name))
 
     def _pod(self, name: str) -> Json | None:
         return self._cluster.peek(Ref(POD, NAMESPACE, name))
+
+
+def _of_record(obj: Json, service: Json) -> ModelService:
+    """The specification of a record, with the annotations that its service has now."""
+    noted = annotations_of(service)
+    metadata = Metadata(str(service["metadata"]["name"]), NAMESPACE, annotations=dict(noted))
+    return ModelService(API_VERSION, KIND, metadata, msgspec.convert(read_revision(obj).spec, Spec))
