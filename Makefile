@@ -18,7 +18,7 @@ VENV_VLLM  ?= .venv-vllm
 VENV_LM_EVAL ?= .venv-lm-eval
 STAMP_VLLM := $(VENV_VLLM)/.tandem-setup
 
-.PHONY: bench-gpu gpu-wheels setup demo up test sim sim-long drills drills-full soak conversations equality check bench protos crds constraints clean help judges bench-routing bench-goodput bench-calibration test-schemas setup-vllm test-vllm test-vllm-long bench-vllm constraints-vllm check-constraints mutants mutants-hand mutants-changed test-busy test-vllm-next cluster-binaries cluster-binaries-full test-cluster test-cluster-api test-cluster-full images lm-eval models
+.PHONY: bench-gpu gpu-wheels setup demo up test sim sim-long drills drills-full soak conversations equality check bench protos crds constraints clean help judges bench-routing bench-goodput bench-calibration test-schemas setup-vllm test-vllm test-vllm-long bench-vllm constraints-vllm check-constraints mutants mutants-hand mutants-changed test-busy test-vllm-next cluster-binaries cluster-binaries-full test-cluster test-cluster-api test-cluster-full images lm-eval models test-ray
 
 help:
 	@echo "make setup   create $(VENV) with everything (CPU torch where there is no GPU)"
@@ -41,6 +41,7 @@ help:
 	@echo "make test-schemas   the chart against the JSON schemas of three versions of Kubernetes"
 	@echo "make test-cluster   on a real Kubernetes control plane, built with Go the first time"
 	@echo "make test-cluster-api   of that what needs no pods      make test-cluster-full   all of it"
+	@echo "make test-ray   workers and routers on a Ray cluster of three nodes, in namespaces of its own"
 	@echo "make images  build the container images with Docker or Podman and try them as pods run them"
 	@echo "make bench-vllm   what serving vLLM through Tandem costs, against vLLM's own server"
 	@echo "make models  every architecture against vLLM alone, into docs/models.md; MODELS=llama,awq: some of them"
@@ -75,6 +76,16 @@ test-vllm-next: setup-vllm
 	$(VENV_VLLM)/bin/python -m pytest tests/vllm_versions
 	PYTHONPATH=$$($(VENV_VLLM)/bin/python -m tools.vllm_next build/vllm-next) \
 		$(VENV_VLLM)/bin/python -m pytest tests/vllm_versions
+
+# Raylets bind loopback, but Serve binds every address, and a Ray cluster is many processes: a network and a PID
+# namespace of its own, with which everything ends. The shell reaps what loses its parent.
+RAY_PYTHON ?= $(BIN)/python
+RAY_S ?= 600
+ALONE := timeout --kill-after=10 $(RAY_S) unshare $(if $(filter 0,$(shell id -u)),,--map-root-user) --net --pid --fork \
+	--kill-child=KILL --mount-proc sh -c 'ip link set lo up; "$$@"; exit $$?' sh
+
+test-ray: $(if $(filter $(BIN)/python,$(RAY_PYTHON)),setup)
+	RAY_USAGE_STATS_ENABLED=0 PYTHONPATH=$(CURDIR) $(ALONE) $(RAY_PYTHON) -m pytest tests/ray $(RAY_FLAGS)
 
 cluster-binaries: setup
 	$(BIN)/python -m tools.cluster_binaries --if-possible

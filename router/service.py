@@ -12,6 +12,7 @@ from router.api.grpc.server import PublicGrpc
 from router.api.rest.probes import Probes
 from router.dispatch.dispatcher import Dispatcher
 from router.fleet.fleet import Fleet
+from router.http_server.connection import Application
 from router.http_server.server import HttpServer
 from tandem.core.errors import TandemError
 from tandem.process.logs import EventLines, event
@@ -80,6 +81,11 @@ class RouterService:
         """The HTTP port, once `start` has returned."""
         self.peer_port: int | None = None
         """The port for peers, once `start` has returned; None without one."""
+
+    @property
+    def app(self) -> Application:
+        """The REST interface as an ASGI application, for another server than the router's own to run beside it."""
+        return self._insides.http.app
 
     async def start(self) -> None:
         """Listen. Raises `bad_setting` when a port cannot be had."""

@@ -31,6 +31,7 @@ _MARKS = {
     "contract": (),
     "e2e": ("slow",),
     "helm": (),
+    "ray": ("ray", "slow"),
     "sim": ("slow",),
     "unit": (),
     "vllm": ("vllm", "slow"),

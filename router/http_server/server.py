@@ -36,7 +36,8 @@ class HttpServer:
         explain: Explain = plainly,
     ) -> None:
         """`explain` puts what the server itself refuses into the application's words."""
-        self._app = app
+        self.app = app
+        """The application, for other servers to run as well."""
         self.explain = explain
         self._bounds = ConnectionsMax(CONNECTIONS_MAX) if bounds is None else bounds
         self._meter = NullMeter() if meter is None else meter
@@ -52,7 +53,7 @@ class HttpServer:
         bounds = self._bounds
         public = context is None and probes is None
         most, turned = (bounds.public, bounds.turned) if public else (bounds.probes, max(1, bounds.probes // 4))
-        listener = _Listener(self, probes or self._app, _listen(host, port), context, most, turned)
+        listener = _Listener(self, probes or self.app, _listen(host, port), context, most, turned)
         self._listeners.append(listener)
         listener.listen()
         return listener.port

@@ -64,12 +64,20 @@ class History:
         self._changes.clear()
         self._stir()
 
+    def restart(self, version: int, newest: dict[Ref, Json]) -> None:
+        """Begin anew at `version` with these objects; every earlier version has expired."""
+        self.version = version
+        self._newest = newest
+        self.compact()
+
     async def after(self, version: int) -> AsyncIterator[Change]:
         """Changes after `version` until disconnected, not to be changed; `Expired` when they are forgotten."""
         connection, bookmarks = self._connections, self._bookmarks
         while connection == self._connections:
             if version < self._kept_from:
                 raise Expired(f"version {version} is too old: {self._kept_from} is the oldest that is kept")
+            if version > self.version:
+                raise Expired(f"version {version} is not one of these: {self.version} is the newest")
             pending = self._changes[version - self._kept_from :]
             for change in pending:
                 version = change.version

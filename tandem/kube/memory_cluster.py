@@ -9,14 +9,19 @@ owners.
 import asyncio
 from collections.abc import AsyncGenerator
 from copy import deepcopy
+from typing import Final
 
 from tandem.core.clock import Clock
 from tandem.core.errors import TandemError
 from tandem.kube.cluster import Conflict, Expired, NotFound, Page, Selector, WatchEvent
+from tandem.kube.dump import ClusterDump, read_dump, stored_of, write_dump
 from tandem.kube.history import Change, History
 from tandem.kube.kinds import Json, Kind, Ref, ref_of
 from tandem.kube.stored import Stored
 from tandem.kube.times import timestamp
+
+_LOST_MAX: Final = 1_000_000
+"""Versions and uids that a restored cluster leaves out: those given after the dump are never given again."""
 
 
 class MemoryCluster:
@@ -125,6 +130,31 @@ class MemoryCluster:
     async def close(self) -> None:
         self.disconnect()
 
+    # -- Keeping -------------------------------------------------------------------------------------------------
+
+    @property
+    def version(self) -> str:
+        """The newest version: that of the last write."""
+        return str(self._history.version)
+
+    def dump(self) -> bytes:
+        """All objects with the managers of their fields, for `restore`. History is left out."""
+        return write_dump(self._history.version, self._uids, self._objects)
+
+    def restore(self, dump: bytes) -> None:
+        """Become what the dumped cluster was; this one must be empty. Every watch, and every page of a list, from
+        before has expired, also where the dumped cluster was written to after the dump.
+
+        Raises `bad_setting` for bytes that are no dump.
+        """
+        assert not self._objects, "only an empty cluster is restored"
+        found: ClusterDump = read_dump(dump)
+        self._objects = {ref: stored_of(each) for ref, each in found.by_ref().items()}
+        self._alive = {stored.system["metadata"]["uid"] for stored in self._objects.values()}
+        self._uids = found.uids + _LOST_MAX
+        newest = {ref: stored.json() for ref, stored in self._objects.items()}
+        self._history.restart(found.version + _LOST_MAX, newest)
+
     # -- Misfortunes ----------------------------------------------------------------------------------------------
 
     def disconnect(self) -> None:
@@ -142,8 +172,13 @@ class MemoryCluster:
 
     # -- Within ---------------------------------------------------------------------------------------------------
 
+    def peek(self, ref: Ref) -> Json | None:
+        """One object, or None where there is none; at once."""
+        stored = self._objects.get(ref)
+        return None if stored is None else stored.json()
+
     def objects(self, kind: Kind) -> list[Json]:
-        """All objects of a kind, for judges."""
+        """All objects of a kind, at once."""
         return self._matching(Selector(kind))
 
     def _matching(self, selector: Selector) -> list[Json]:

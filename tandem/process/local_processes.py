@@ -21,10 +21,15 @@ _LINE_MAX: Final = 1024 * 1024
 
 
 class LocalProcesses:
-    """`ProcessControl` over asyncio subprocesses. What a process prints goes to `NAME.log` in `log_directory`."""
+    """`ProcessControl` over asyncio subprocesses. What a process prints goes to `NAME.log` in `log_directory`.
 
-    def __init__(self, log_directory: Path) -> None:
+    With `lifeline` the standard input of a process is a pipe that ends when the process that started it ends, for
+    commands of `tandem.process.lifeline`; otherwise standard input is empty.
+    """
+
+    def __init__(self, log_directory: Path, *, lifeline: bool = False) -> None:
         self._log_directory = log_directory
+        self._lifeline = lifeline
 
     def log_of(self, name: str) -> Path:
         """The file that keeps standard error and output of the process `name`, over restarts."""
@@ -34,30 +39,43 @@ class LocalProcesses:
         """Raises `bad_setting` when the program cannot be run."""
         # A pipe of our own: asyncio's would make `wait` last until every heir of the output has closed it.
         read_end, write_end = os.pipe()
+        stdin, lifeline = _lifeline() if self._lifeline else (asyncio.subprocess.DEVNULL, None)
         try:
             with self.log_of(command.name).open("ab", buffering=0) as log:
                 started = await asyncio.create_subprocess_exec(
                     *command.argv,
                     env=dict(command.env),
-                    stdin=asyncio.subprocess.DEVNULL,
+                    stdin=stdin,
                     stdout=write_end,
                     stderr=log,
                     start_new_session=True,
-                    preexec_fn=die_with(os.getpid()),
+                    # The pipe's end kills the whole group; this would only kill its leader before.
+                    preexec_fn=None if self._lifeline else die_with(os.getpid()),
                 )
         except OSError as error:
             os.close(read_end)
+            if lifeline is not None:
+                lifeline.close()
             raise TandemError("bad_setting", f"{command.argv[0]} cannot be run: {error}") from error
         finally:
             os.close(write_end)
-        return LocalProcess(started, await _reader(read_end), self.log_of(command.name))
+            if lifeline is not None:
+                os.close(stdin)
+        return LocalProcess(started, await _reader(read_end), self.log_of(command.name), lifeline)
 
 
 class LocalProcess:
-    """One running process and the group it leads."""
+    """One running process and the group it leads. `lifeline` stays open for as long as the process may live."""
 
-    def __init__(self, started: asyncio.subprocess.Process, output: asyncio.StreamReader, log: Path) -> None:
+    def __init__(
+        self,
+        started: asyncio.subprocess.Process,
+        output: asyncio.StreamReader,
+        log: Path,
+        lifeline: IO[bytes] | None = None,
+    ) -> None:
         self._started = started
+        self._lifeline = lifeline
         self._output = output
         self._log: IO[bytes] = log.open("ab", buffering=0)
         self._pending = b""
@@ -95,7 +113,16 @@ class LocalProcess:
         status = await self._started.wait()
         with suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
+        if self._lifeline is not None:
+            self._lifeline.close()
         return status
+
+
+def _lifeline() -> tuple[int, IO[bytes]]:
+    """A pipe: the end that a child reads, and the end that no other process inherits. It is no pipe of asyncio's for
+    the reason above."""
+    read_end, write_end = os.pipe()
+    return read_end, os.fdopen(write_end, "wb", buffering=0)
 
 
 async def _reader(descriptor: int) -> asyncio.StreamReader:

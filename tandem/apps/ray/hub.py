@@ -1,0 +1,391 @@
+"""The hub: Tandem's operator for a Ray cluster, over objects in memory that outlive it in a store.
+
+One per cluster, for all services. Replicas report to it, routers read objects from it, commands set what is wanted.
+It knows Ray by the seam `Serving` alone.
+"""
+
+import asyncio
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import aclosing, contextmanager, suppress
+from typing import Final
+
+import msgspec
+
+from control_plane.objects.installation import Installation, completed
+from control_plane.objects.names import SERVICE, labels_of, pool_name
+from control_plane.reports.http_get import Endpoint
+from control_plane.reports.poller import Poller
+from tandem.apps.cli.registry import MemberEntry, PlatformEntry, process_start
+from tandem.apps.ray.event_log import EventLog, LogRecorder
+from tandem.apps.ray.gates import Gates, Verify, VerifyProcess
+from tandem.apps.ray.hub_store import HubStore, StateKeeper
+from tandem.apps.ray.kubelet import LEAVING, Kubelet
+from tandem.apps.ray.operator_parts import HubObjects, OperatorDeps, OperatorParts
+from tandem.apps.ray.options import RaySettings
+from tandem.apps.ray.placing import refusals
+from tandem.apps.ray.pods import NAMESPACE
+from tandem.apps.ray.router_reports import RouterReports
+from tandem.apps.ray.serving import Orders, RouterTold, Serving, WorkerTold
+from tandem.core.clock import Clock
+from tandem.core.entropy import Entropy
+from tandem.core.errors import TandemError
+from tandem.kube.cluster import Conflict, NotFound, Page, Selector, WatchEvent
+from tandem.kube.kinds import ENGINE_POOL, MODEL_SERVICE, POD, Json, Ref
+from tandem.spec.checking import changed
+from tandem.spec.pool import REPLICAS_MAX
+from tandem.spec.reading import check
+from tandem.spec.revision import revision_of
+from tandem.spec.service import ModelService, Spec
+
+LOOK_EVERY_S: Final = 0.5
+SAVE_EVERY_S: Final = 0.5
+OPEN_S: Final = 30.0
+"""Seconds that a call waits for a hub that is starting."""
+_USER: Final = "user"
+_TRIES: Final = 5
+_LEAVER: Final = "tandem-ray-leave"
+_CHANGES_MAX: Final = 1000
+_HISTORY_MAX: Final = 5000
+"""Writes after which history is forgotten: watches that are behind list again."""
+
+MakePoller = Callable[[Callable[[], Mapping[str, Endpoint]], Clock, str], Poller]
+
+
+def open_poller(routers: Callable[[], Mapping[str, Endpoint]], clock: Clock, key: str) -> Poller:
+    """The poller of routers by HTTP; `key` is an API key or empty."""
+    return Poller(routers, clock, key=key)
+
+
+class Hub:
+    """Run `run` as a task. Every other method may be called beside it at any time, and waits until it has begun;
+    those that change something return once the change is kept. They raise `link_lost` when the hub does not begin in
+    time, and `stale_epoch` once a younger hub acts."""
+
+    def __init__(
+        self,
+        settings: RaySettings,
+        serving: Serving,
+        store: HubStore,
+        clock: Clock,
+        entropy: Entropy,
+        *,
+        make_poller: MakePoller = open_poller,
+        verify: Verify | None = None,
+    ) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._cluster = HubObjects(clock)
+        self._keeper = StateKeeper(store, self._cluster, entropy)
+        self._log = EventLog()
+        self._routers = RouterReports(clock)
+        self._kubelet = Kubelet(self._cluster, serving, clock, self._keeper.save, self._log.say)
+        self._gates = Gates(
+            self._cluster, verify or VerifyProcess(self._routers.url, settings.router_key), self._log.say
+        )
+        url = settings.url or Installation.service_url
+        self._installation = Installation(worker_image="ray", key_secret=None, service_url=url)
+        self._parts = OperatorParts(
+            OperatorDeps(
+                cluster=self._cluster,
+                clock=clock,
+                entropy=entropy,
+                recorder=LogRecorder(self._log, self._cluster, clock),
+                poller=make_poller(self._routers.endpoints, clock, settings.router_key),
+                routers=self._routers.serving,
+                allowed=lambda: not self._keeper.superseded,
+                installation=self._installation,
+            )
+        )
+        self._opened, self._stirred = asyncio.Event(), asyncio.Event()
+        self._empty_since: float | None = None
+        self._compacted_at = 0
+
+    async def run(self) -> None:
+        """Act until cancelled. Raises `stale_epoch` once a younger hub acts, and `link_lost` or `bad_setting` where
+        the kept state cannot be read."""
+        await self._keeper.open()
+        self._log.begin(self._keeper.epoch)
+        self._kubelet.adopt()
+        self._opened.set()
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._parts.run(), name="operator")
+                tasks.create_task(self._look_for_ever(), name="kubelet")
+                tasks.create_task(self._save_for_ever(), name="state")
+        except* TandemError as group:
+            raise _first(group) from None
+        finally:
+            await self._gates.close()
+
+    # -- Commands -------------------------------------------------------------------------------------------------
+
+    async def want(self, service: ModelService) -> str:
+        """The service is to be as specified from now on; gives its revision. Raises `bad_setting` for what cannot be
+        on Ray, and for a change of what cannot be changed."""
+        await self._open()
+        name = service.metadata.name
+        problem = check(service) or next(refusals(service), None) or self._unchangeable(service)
+        if problem is not None:
+            raise TandemError("bad_setting", problem)
+        metadata = msgspec.structs.replace(service.metadata, namespace=NAMESPACE)
+        plain = msgspec.to_builtins(msgspec.structs.replace(service, metadata=metadata))
+        plain["metadata"]["annotations"].pop(LEAVING, None)
+        noted = {key: plain["metadata"][key] for key in ("labels", "annotations") if plain["metadata"][key]}
+        spec = {key: value for key, value in plain["spec"].items() if value is not None}
+        body = _service_object(name)
+        await self._cluster.apply({**body, "metadata": {**body["metadata"], **noted}, "spec": spec}, _USER)
+        # It may have been on its way out.
+        await self._cluster.apply(body, _LEAVER)
+        await self._changed()
+        return revision_of(completed(service, self._installation).spec)
+
+    async def scale(self, service: str, counts: Mapping[str, int]) -> None:
+        """Set numbers of workers by pool. Raises `not_found` for a service or pool that there is not, and
+        `invalid_request` for a number that no pool may have."""
+        await self._open()
+        spec = self._spec(service)
+        if spec is None:
+            raise NotFound(f"there is no service {service!r}")
+        for name, count in counts.items():
+            if name not in {pool.name for pool in spec.pools}:
+                raise NotFound(f"service {service!r} has no pool {name!r}")
+            if not 0 <= count <= REPLICAS_MAX:
+                problem = f"pool {name!r}: {count} workers; expected 0 to {REPLICAS_MAX}"
+                raise TandemError("invalid_request", problem, param=name)
+        fixed = {pool.name for pool in spec.pools if pool.replicas is not None}
+        if fixed & counts.keys():
+            await self._set_replicas(service, {name: count for name, count in counts.items() if name in fixed})
+        for name, count in counts.items():
+            ref = Ref(ENGINE_POOL, NAMESPACE, pool_name(service, name))
+            if self._cluster.peek(ref) is not None:
+                await self._cluster.scale(ref, count)
+            elif name not in fixed:
+                raise TandemError("conflict", f"pool {name!r} of service {service!r} is being made: try again")
+        await self._changed()
+
+    async def leave(self, service: str, within_s: float) -> None:
+        """Drain and delete a service; return when nothing of it is left. Workers that have not ended within
+        `within_s` seconds are deleted with it. Raises `deadline_exceeded` when they are still there some time
+        later."""
+        await self._open()
+        if self._cluster.peek(Ref(MODEL_SERVICE, NAMESPACE, service)) is not None:
+            until = self._clock.wall() + within_s
+            body = _service_object(service)
+            noted = {**body["metadata"], "annotations": {LEAVING: f"{until:.3f}"}}
+            await self._cluster.apply({**body, "metadata": noted}, _LEAVER)
+            await self._changed()
+        try:
+            async with asyncio.timeout(2 * within_s + OPEN_S):
+                while True:
+                    if not self._left(service):
+                        break
+                    await asyncio.sleep(LOOK_EVERY_S / 2)
+        except TimeoutError:
+            problem = f"not gone within {within_s:g} s: {', '.join(self._left(service))}"
+            raise TandemError("deadline_exceeded", problem) from None
+        await self._keeper.save()
+
+    async def services(self) -> tuple[Json, ...]:
+        """All ModelServices, with their status."""
+        await self._open()
+        return tuple(self._cluster.objects(MODEL_SERVICE))
+
+    async def events(self, since: int, wait_s: float) -> tuple[int, tuple[str, ...]]:
+        """Sentences from number `since` on, at once or when there is one within `wait_s` seconds, and the number to
+        ask for next. Begin with 0."""
+        await self._open()
+        return await self._log.after(since, wait_s)
+
+    async def entry(self) -> PlatformEntry:
+        """What there is, in the form of the registry of platforms. `pid` is the hub's own."""
+        await self._open()
+        members = [
+            MemberEntry(
+                told.name, "router", told.pid or None, _state(told), f"{told.host}:{told.port}", told.metrics, 0
+            )
+            for told in self._routers.all()
+        ]
+        members += [
+            MemberEntry(told.name, told.role, told.pid or None, _state(told), told.address, told.metrics, 0)
+            for told in self._kubelet.workers()
+        ]
+        url = self._settings.url or self._routers.url() or ""
+        pid = os.getpid()
+        return PlatformEntry(
+            url=url, run_directory="", control="", members=tuple(members), pid=pid, began=process_start(pid) or 0
+        )
+
+    async def idle_s(self) -> float:
+        """Seconds for which there has been no service and no application; 0 while there is any."""
+        await self._open()
+        return 0.0 if self._empty_since is None else self._clock.now() - self._empty_since
+
+    # -- Replicas -------------------------------------------------------------------------------------------------
+
+    async def report(self, told: WorkerTold) -> Orders:
+        """Take over a worker's report. A worker that has not reported for 5 s counts as gone."""
+        await self._open()
+        if told.gang and told.rank == 0 and told.address and not told.gone:
+            self._keeper.meet(told.gang, told.address.rpartition(":")[0].strip("[]"))
+        return Orders(self._keeper.epoch, await self._kubelet.report(told))
+
+    async def router(self, told: RouterTold) -> None:
+        """Take over a router's report. A router that has not reported for 10 s counts as gone."""
+        await self._open()
+        self._routers.report(told)
+
+    async def key(self) -> str:
+        """The ticket key of all routers and workers, in hexadecimal digits; drawn once per cluster."""
+        await self._open()
+        return self._keeper.state.key
+
+    async def started_serve(self, started: bool | None = None) -> bool:
+        """Whether Serve was started for Tandem; with `started`, note that it was or was not."""
+        await self._open()
+        if started is not None and started != self._keeper.state.started_serve:
+            self._keeper.state.started_serve = started
+            self._keeper.touch()
+            await self._keeper.save()
+        return self._keeper.state.started_serve
+
+    async def rendezvous(self, gang: str, rank: int, address: str, wait_s: float) -> str:
+        """The address of a gang's rank 0: rank 0 gives its own, the others wait for it at most `wait_s` seconds.
+        Raises `deadline_exceeded`."""
+        await self._open()
+        if rank == 0:
+            self._keeper.meet(gang, address)
+            await self._keeper.save()
+        try:
+            async with asyncio.timeout(wait_s):
+                while True:
+                    if gang in self._keeper.state.gangs:
+                        return self._keeper.state.gangs[gang]
+                    await asyncio.sleep(LOOK_EVERY_S / 2)
+        except TimeoutError:
+            problem = f"rank 0 of gang {gang} has not come within {wait_s:g} s"
+            raise TandemError("deadline_exceeded", problem) from None
+
+    async def list_page(self, selector: Selector, limit: int, token: str | None = None) -> Page:
+        """As `tandem.kube.cluster.Cluster.list_page`."""
+        await self._open()
+        return await self._cluster.list_page(selector, limit, token)
+
+    async def changes(self, selector: Selector, version: str, wait_s: float) -> tuple[WatchEvent, ...]:
+        """Changes after `version`, as soon as there is one; after `wait_s` seconds without any, a bookmark. Raises
+        `Expired`."""
+        await self._open()
+        found: list[WatchEvent] = []
+        async with aclosing(self._cluster.watch(selector, version)) as stream:
+            with suppress(TimeoutError, StopAsyncIteration):
+                async with asyncio.timeout(wait_s):
+                    found.append(await anext(stream))
+                # What is there by now comes without waiting.
+                async with asyncio.timeout(0.0):
+                    while len(found) < _CHANGES_MAX:
+                        found.append(await anext(stream))
+        return tuple(found) or (WatchEvent("bookmark", {"metadata": {"resourceVersion": self._cluster.version}}),)
+
+    # -- Within ---------------------------------------------------------------------------------------------------
+
+    async def _open(self) -> None:
+        try:
+            async with asyncio.timeout(OPEN_S):
+                await self._opened.wait()
+        except TimeoutError:
+            raise TandemError("link_lost", f"the hub has not begun within {OPEN_S:g} s") from None
+        if self._keeper.superseded:
+            await self._keeper.check()
+
+    async def _changed(self) -> None:
+        """Keep what was changed, and have it acted on at once."""
+        await self._keeper.save()
+        self._stirred.set()
+
+    def _spec(self, service: str) -> Spec | None:
+        """The specification of a service as it is wanted; None for one that there is not."""
+        obj = self._cluster.peek(Ref(MODEL_SERVICE, NAMESPACE, service))
+        return None if obj is None else msgspec.convert(obj["spec"], Spec)
+
+    def _unchangeable(self, service: ModelService) -> str | None:
+        """Why a service cannot be changed to this one; None where it can, or is new. An API server checks this by the
+        rules of the CustomResourceDefinition."""
+        old = self._spec(service.metadata.name)
+        return None if old is None else next(changed(service.spec, old, "spec"), None)
+
+    async def _set_replicas(self, service: str, counts: Mapping[str, int]) -> None:
+        """In the service itself, which says how many workers these pools have. Raises `Conflict` when others write at
+        the same time, again and again."""
+        for last in (*(False,) * _TRIES, True):
+            obj = await self._cluster.get(Ref(MODEL_SERVICE, NAMESPACE, service))
+            pools = [
+                {**each, "replicas": counts.get(each["name"], each.get("replicas"))} for each in obj["spec"]["pools"]
+            ]
+            try:
+                await self._cluster.update({**obj, "spec": {**obj["spec"], "pools": pools}})
+            except Conflict:
+                if last:
+                    raise
+            else:
+                return
+
+    def _left(self, service: str) -> list[str]:
+        """What there still is of a service, by name."""
+        found = [] if self._cluster.peek(Ref(MODEL_SERVICE, NAMESPACE, service)) is None else [service]
+        found += [
+            obj["metadata"]["name"] for obj in self._cluster.objects(POD) if labels_of(obj).get(SERVICE) == service
+        ]
+        return found + self._kubelet.apps_of(service)
+
+    async def _look_for_ever(self) -> None:
+        while True:
+            self._stirred.clear()
+            self._gates.look()
+            with _saying(self._log):
+                await self._kubelet.look()
+            if not self._kubelet.empty:
+                self._empty_since = None
+            elif self._empty_since is None:
+                self._empty_since = self._clock.now()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_EVERY_S):
+                    await self._stirred.wait()
+
+    async def _save_for_ever(self) -> None:
+        while True:
+            await asyncio.sleep(SAVE_EVERY_S)
+            if self._cluster.writes - self._compacted_at >= _HISTORY_MAX:
+                self._compacted_at = self._cluster.writes
+                self._cluster.compact()
+            with _saying(self._log):
+                await self._keeper.save()
+
+
+@contextmanager
+def _saying(log: EventLog) -> Iterator[None]:
+    """Says an operating error and goes on, unless it is that this hub acts no more."""
+    try:
+        yield
+    except TandemError as error:
+        if error.code == "stale_epoch":
+            raise
+        log.say(error.message)
+
+
+def _service_object(name: str) -> Json:
+    metadata = {"name": name, "namespace": NAMESPACE}
+    return {"apiVersion": MODEL_SERVICE.api_version, "kind": MODEL_SERVICE.kind, "metadata": metadata}
+
+
+def _state(told: WorkerTold | RouterTold) -> str:
+    leaving = told.leaving if isinstance(told, RouterTold) else told.leaving_s is not None
+    return "draining" if leaving else "ready" if told.ready else "starting"
+
+
+def _first(group: BaseExceptionGroup[TandemError]) -> TandemError:
+    """The first error of nested groups."""
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    assert isinstance(error, TandemError)
+    return error

@@ -1,0 +1,164 @@
+"""`Serving` on a Ray cluster. This module alone calls what is private or not yet stable in Ray 2.60."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, Final, TypeVar
+
+from ray import serve
+from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get, _internal_kv_list, _internal_kv_put
+from ray.serve.context import _get_global_client
+from ray.serve.exceptions import RayServeException
+
+from tandem.apps.ray.application import revision_application
+from tandem.apps.ray.hub_store import STATE
+from tandem.apps.ray.policy import WANTED_KEY, encode_table
+from tandem.apps.ray.serving import AppState, AppStatus, DeploymentState, RevisionApp
+from tandem.core.errors import TandemError
+
+_DEPLOYED: Final = "tandem:app:"
+"""Prefix of the keys that name Tandem's own applications of workers."""
+_ASK_S: Final = 10.0
+_DEPLOY_S: Final = 60.0
+_STATUS: Final[Mapping[str, AppStatus]] = {
+    "NOT_STARTED": "deploying",
+    "DEPLOYING": "deploying",
+    "RUNNING": "running",
+    "UNHEALTHY": "unhealthy",
+    "DEPLOY_FAILED": "failed",
+    "DELETING": "deleting",
+}
+_RUNNING: Final = ("RUNNING", "PENDING_MIGRATION")
+_Result = TypeVar("_Result")
+
+
+class _OneThread:
+    """Calls to Ray that block: one after the other in a thread, each with a bound. One that is stuck delays the next
+    ones, each for its own bound at most."""
+
+    def __init__(self, name: str) -> None:
+        self._thread = ThreadPoolExecutor(1, name)
+
+    async def run(self, what: str, within_s: float, work: Callable[[], _Result]) -> _Result:
+        """The result of `work`. Raises `link_lost` where Ray does not answer, `bad_setting` for what it refuses."""
+        try:
+            async with asyncio.timeout(within_s):
+                return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        except TimeoutError:
+            raise TandemError("link_lost", f"Ray has not answered {what} within {within_s:g} s") from None
+        except TandemError:
+            raise
+        except RayServeException as error:
+            raise TandemError("link_lost", f"Ray Serve does not run: {error}") from error
+        except (ValueError, TypeError) as error:
+            raise TandemError("bad_setting", f"Ray refuses to {what}: {error}") from error
+        except Exception as error:
+            raise TandemError("link_lost", f"Ray: {what}: {type(error).__name__}: {error}") from error
+
+
+class RayServing:
+    """`tandem.apps.ray.serving.Serving` for the hub, in a process of the cluster. It never starts Serve."""
+
+    def __init__(self, vllm_python: str | None = None) -> None:
+        self._vllm_python = vllm_python
+        self._serve = _OneThread("serve client")
+        self._table = _OneThread("table of wanted replicas")
+        self._turn = 0
+
+    async def running(self) -> Mapping[str, AppState]:
+        return await self._serve.run("say what runs", _ASK_S, _running)
+
+    async def has(self, name: str) -> bool:
+        """Whether there is an application of that name, whoever's. Where Serve does not run there is none."""
+        return await self._serve.run("say what runs", _ASK_S, lambda: name in _applications_if_any())
+
+    async def deploy(self, app: RevisionApp) -> None:
+        await self._serve.run(f"deploy {app.name}", _DEPLOY_S, lambda: _deploy(app, self._vllm_python))
+
+    async def want(self, counts: Mapping[str, Mapping[str, int]]) -> None:
+        """Write the table that `WantedReplicas` follows. It goes stale unless this is called every few seconds."""
+        self._turn += 1
+        table = encode_table(counts, self._turn)
+        await self._table.run("keep the table", _ASK_S, lambda: _internal_kv_put(WANTED_KEY, table))
+
+    async def delete(self, name: str) -> None:
+        await self._serve.run(f"delete {name}", _ASK_S, lambda: _delete(name))
+
+
+class RayStore:
+    """`tandem.apps.ray.hub_store.HubStore` in Ray's internal key-value store, which is in the cluster's head and,
+    where one is set up, in its Redis."""
+
+    def __init__(self) -> None:
+        self._kept = _OneThread("hub store")
+
+    async def get(self, key: str) -> bytes | None:
+        found: bytes | None = await self._kept.run(f"give {key}", _ASK_S, lambda: _internal_kv_get(key))
+        return found
+
+    async def put(self, key: str, value: bytes) -> None:
+        await self._kept.run(f"keep {key}", _ASK_S, lambda: _internal_kv_put(key, value))
+
+    async def clear(self) -> None:
+        """Forget what the hub has kept, and the table; the epoch stays, so that older hubs stay older."""
+        for key in (STATE, WANTED_KEY):
+            await self._kept.run(f"forget {key}", _ASK_S, partial(_internal_kv_del, key))
+
+
+def _applications() -> Mapping[str, Any]:
+    """Serve's own details of all applications, by name. Raises `RayServeException` where Serve does not run."""
+    details = _get_global_client().get_serve_details()
+    found: Mapping[str, Any] = details["applications"]
+    return found
+
+
+def _applications_if_any() -> Mapping[str, Any]:
+    if _get_global_client(raise_if_no_controller_running=False) is None:
+        return {}
+    return _applications()
+
+
+def _running() -> dict[str, AppState]:
+    applications, deployed = _applications(), _deployed()
+    for name in deployed - applications.keys():
+        _internal_kv_del(_DEPLOYED + name)
+    return {name: _state(app) for name, app in applications.items() if name in deployed}
+
+
+def _deployed() -> set[str]:
+    """The names of applications that were deployed here. An application that is being made or deleted has no
+    deployments by which to know it."""
+    return {key.decode().removeprefix(_DEPLOYED) for key in _internal_kv_list(_DEPLOYED)}
+
+
+def _deploy(app: RevisionApp, vllm_python: str | None) -> None:
+    if app.name in _applications():
+        if app.name not in _deployed():
+            raise TandemError("bad_setting", f"an application {app.name} that is not Tandem's runs on this cluster")
+        return
+    target = serve.RunTarget(revision_application(app, vllm_python), name=app.name, route_prefix=None)
+    _internal_kv_put(_DEPLOYED + app.name, b"1")
+    serve.run_many([target], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
+
+
+def _delete(name: str) -> None:
+    if name in _deployed() and name in _applications():
+        serve.delete(name, _blocking=False)
+
+
+def _state(app: Any) -> AppState:
+    deployments = {name: _deployment(each) for name, each in app["deployments"].items()}
+    return AppState(_STATUS[str(_plain(app["status"]))], deployments, app.get("message") or "")
+
+
+def _deployment(deployment: Any) -> DeploymentState:
+    states = [str(_plain(each["state"])) for each in deployment["replicas"]]
+    running, stopping = sum(each in _RUNNING for each in states), states.count("STOPPING")
+    starting = len(states) - running - stopping - states.count("STOPPED")
+    return DeploymentState(running, starting, stopping, deployment.get("message") or "")
+
+
+def _plain(value: Any) -> Any:
+    """An enumeration's value: Serve gives details with either."""
+    return getattr(value, "value", value)

@@ -1,0 +1,163 @@
+"""The seam to Ray Serve: Tandem's applications of workers, and the reports that replicas send to the hub.
+
+`ray_serving` speaks to a Ray cluster, `memory_serving` is one in memory. Both pass `tests/contract/serving.py`.
+Every value here is a struct of msgspec, so that it may travel as bytes.
+"""
+
+from collections.abc import Mapping
+from typing import Literal, Protocol
+
+import msgspec
+
+from tandem.spec.service import ModelService
+
+AppStatus = Literal["deploying", "running", "unhealthy", "failed", "deleting"]
+
+
+class ActorOptions(msgspec.Struct, frozen=True):
+    """What one replica asks of a node. `resources` are Ray's custom resources by name."""
+
+    num_cpus: float = 1.0
+    num_gpus: float = 0.0
+    accelerator_type: str | None = None
+    """In Ray's words, such as `H100`; None for any."""
+    resources: dict[str, float] = {}
+    max_replicas_per_node: int | None = None
+    """1 to 100; None for no limit."""
+
+
+class DeploymentPlan(msgspec.Struct, frozen=True):
+    """The deployment of one pool in one revision. Counts are of workers: a worker that spans nodes is a gang of
+    `gang` replicas."""
+
+    pool: str
+    options: ActorOptions
+    gang: int
+    """Replicas of one worker, at least 1."""
+    drain_s: float
+    """Seconds that a worker which leaves may take."""
+    most: int
+    """Workers at most."""
+    first: int
+    """Workers at first."""
+
+
+class RevisionApp(msgspec.Struct, frozen=True):
+    """The Serve application of one revision of a service."""
+
+    name: str
+    """`SERVICE-REVISION`."""
+    service: ModelService
+    revision: str
+    pools: tuple[DeploymentPlan, ...]
+
+
+class DeploymentState(msgspec.Struct, frozen=True):
+    """Replicas of one deployment by what they do. `message` is Serve's own about it."""
+
+    running: int = 0
+    starting: int = 0
+    stopping: int = 0
+    message: str = ""
+
+    @property
+    def there(self) -> int:
+        """Replicas that exist, whatever they do."""
+        return self.running + self.starting + self.stopping
+
+
+class AppState(msgspec.Struct, frozen=True):
+    """An application as Serve reports it, with its deployments by pool."""
+
+    status: AppStatus
+    deployments: dict[str, DeploymentState] = {}
+    message: str = ""
+
+
+class WorkerTold(msgspec.Struct, frozen=True, kw_only=True):
+    """The report of one replica about the worker that it owns. A worker's name is never given twice."""
+
+    name: str
+    service: str
+    pool: str
+    role: str
+    revision: str
+    address: str = ""
+    """`IP:PORT` of its link; empty until it listens."""
+    metrics: str = ""
+    """`IP:PORT` of its health and metrics pages; empty until it listens."""
+    node: str = ""
+    """Ray's id of its node."""
+    pid: int = 0
+    """Of the worker's process; 0 while there is none."""
+    ready: bool = False
+    leaving_s: float | None = None
+    """Seconds within which it drains, once it leaves; None before."""
+    gone: bool = False
+    """The last report of this worker: its process has ended."""
+    gang: str = ""
+    """The gang's id where the worker spans nodes; empty otherwise."""
+    rank: int = 0
+    """The replica's rank in its gang. Rank 0 is the worker; the others hold ranks of its engine."""
+
+    @property
+    def app(self) -> str:
+        """The name of its application."""
+        return app_name(self.service, self.revision)
+
+
+class RouterTold(msgspec.Struct, frozen=True, kw_only=True):
+    """The report of one router: where its HTTP API listens, by its own port."""
+
+    name: str
+    host: str
+    port: int
+    secure: bool = False
+    metrics: str = ""
+    """`IP:PORT` of its metrics page."""
+    node: str = ""
+    pid: int = 0
+    ready: bool = True
+    leaving: bool = False
+    """It takes no new requests any more."""
+    gone: bool = False
+    """The last report of this router."""
+
+
+class Orders(msgspec.Struct, frozen=True):
+    """The hub's answer to a worker's report."""
+
+    epoch: int
+    """The hub's, which grows with every start of it."""
+    known: bool = True
+    """Whether the hub wants workers of this service and revision. A worker that is not known for longer than its
+    drain may end by itself: its application is about to be deleted."""
+
+
+class Serving(Protocol):
+    """Tandem's applications of workers on a Ray cluster. Errors are `TandemError`: `link_lost` while Serve does not
+    answer, `bad_setting` for an application that Serve refuses. Every call has a bound of its own; none retries."""
+
+    async def running(self) -> Mapping[str, AppState]:
+        """Tandem's own applications of workers, by name, those that are being deleted included."""
+        ...
+
+    async def deploy(self, app: RevisionApp) -> None:
+        """Make the application; return before its replicas run. Nothing happens where one of that name is there,
+        in whatever state: an application is deployed once and never again."""
+        ...
+
+    async def want(self, counts: Mapping[str, Mapping[str, int]]) -> None:
+        """The whole table of workers wanted, by application and pool; it may name applications that are not there
+        yet. What it does not name stays as it is."""
+        ...
+
+    async def delete(self, name: str) -> None:
+        """Delete the application; return before its replicas have ended, each of which drains first. Nothing happens
+        where there is none of that name."""
+        ...
+
+
+def app_name(service: str, revision: str) -> str:
+    """The name of the application of one revision."""
+    return f"{service}-{revision}"

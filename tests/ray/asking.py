@@ -1,0 +1,71 @@
+"""What tests of a Ray cluster ask: chat through the ingress, and waiting until something is there."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+
+from tandem.apps.bench.client import Target
+from tandem.apps.cli.router_client import send_request
+from tandem.core.errors import TandemError
+
+
+async def chat(at: Target, model: str, content: str, max_tokens: int = 12) -> tuple[int, Any]:
+    """Status and answer of a greedy chat."""
+    body = {
+        "model": model,
+        "messages": [{"role": "user", "content": content}],
+        "max_tokens": max_tokens,
+        "temperature": 0.0,
+    }
+    status, answer = await send_request(at, "POST", "/v1/chat/completions", msgspec.json.encode(body), 60)
+    return status, msgspec.json.decode(answer) if answer.startswith(b"{") else answer
+
+
+async def answered(at: Target, model: str, content: str, max_tokens: int = 12, within_s: float = 90.0) -> Any:
+    """The first answer: until workers are there requests are refused."""
+
+    async def ask() -> Any:
+        try:
+            status, answer = await chat(at, model, content, max_tokens)
+        except TandemError:
+            return None
+        return answer if status == 200 else None
+
+    return await eventually(ask, within_s)
+
+
+async def listed(at: Target, path: str) -> list[dict[str, Any]]:
+    """The `data` of a list."""
+    status, answer = await send_request(at, "GET", path)
+    assert status == 200, answer
+    found: list[dict[str, Any]] = msgspec.json.decode(answer)["data"]
+    return found
+
+
+async def eventually(look: Callable[[], Awaitable[Any]], within_s: float = 60.0) -> Any:
+    """The first result of `look` that is not empty."""
+    async with asyncio.timeout(within_s):
+        while True:
+            if found := await look():
+                return found
+            await asyncio.sleep(0.1)
+
+
+async def end_hub() -> None:
+    """Kill the hub, or its stand-in, and forget what it has kept: the next module has one of its own."""
+    import ray
+
+    from tandem.apps.ray.hub_client import HUB, NAMESPACE
+    from tandem.apps.ray.ray_serving import RayStore
+
+    async def gone() -> bool:
+        try:
+            ray.kill(ray.get_actor(HUB, namespace=NAMESPACE))
+        except ValueError:
+            return True
+        return False
+
+    await eventually(gone)
+    await RayStore().clear()

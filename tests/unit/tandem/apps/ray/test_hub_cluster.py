@@ -1,0 +1,140 @@
+"""Routers list and watch the hub's objects; its absence is `link_lost`, and never an empty list."""
+
+import asyncio
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+
+from tandem.apps.ray.hub_client import HubClient
+from tandem.apps.ray.hub_cluster import HubCluster
+from tandem.core.errors import TandemError
+from tandem.kube.cluster import Conflict, Expired, NotFound, Page, Selector, WatchEvent
+from tandem.kube.kinds import POD, Json, Ref
+
+PODS = Selector(POD)
+
+
+class Method:
+    """A method of an actor, as Ray offers it."""
+
+    def __init__(self, answers: list[Any], asked: list[tuple[object, ...]]) -> None:
+        self._answers = answers
+        self._asked = asked
+
+    def remote(self, *arguments: object) -> Any:
+        self._asked.append(arguments)
+        return self._answer()
+
+    async def _answer(self) -> Any:
+        answer = self._answers.pop(0)
+        if isinstance(answer, BaseException):
+            raise answer
+        if answer is FOREVER:
+            await asyncio.Event().wait()
+        return answer
+
+
+FOREVER = object()
+
+
+class TaskFailed(Exception):
+    """As Ray wraps what a method of an actor raised."""
+
+    def __init__(self, cause: Exception) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
+
+
+class Actor:
+    """An actor whose methods give these answers, one after the other."""
+
+    def __init__(self, *answers: Any) -> None:
+        self.asked: list[tuple[object, ...]] = []
+        self.found = 0
+        self._answers = list(answers)
+
+    def find(self) -> "Actor":
+        self.found += 1
+        return self
+
+    def __getattr__(self, name: str) -> Method:
+        return Method(self._answers, self.asked)
+
+
+def pod(version: str) -> Json:
+    return {"metadata": {"name": "p", "resourceVersion": version}}
+
+
+async def test_a_page_is_the_hubs_own() -> None:
+    page = Page((pod("3"),), "3", None)
+    actor = Actor(page)
+    assert await HubCluster(HubClient(actor.find)).list_page(PODS, 5) == page
+    assert actor.asked == [(PODS, 5, None)]
+
+
+async def test_a_watch_goes_on_from_what_it_has_seen_and_bookmarks_silence() -> None:
+    actor = Actor(
+        (WatchEvent("added", pod("4")), WatchEvent("deleted", pod("6"))), (), (WatchEvent("added", pod("7")),)
+    )
+    seen = []
+    async with aclosing(HubCluster(HubClient(actor.find), 2.5).watch(PODS, "3")) as changes:
+        async for change in changes:
+            seen.append((change.type, change.object["metadata"]["resourceVersion"]))
+            if len(seen) == 4:
+                break
+    assert seen == [("added", "4"), ("deleted", "6"), ("bookmark", "6"), ("added", "7")]
+    assert [each[1:] for each in actor.asked] == [("3", 2.5), ("6", 2.5), ("6", 2.5)]
+
+
+@pytest.mark.parametrize(
+    ("raised", "expected"),
+    [
+        (TandemError("stale_epoch", "too old"), Expired),
+        (TandemError("not_found", "gone"), NotFound),
+        (TandemError("conflict", "there"), Conflict),
+    ],
+)
+async def test_errors_of_a_cluster_stay_what_they_are(raised: TandemError, expected: type[TandemError]) -> None:
+    client = HubClient(Actor(TaskFailed(raised), TaskFailed(TandemError("bad_setting", "no"))).find)
+    with pytest.raises(expected, match=raised.message):
+        await client.call("changes")
+    with pytest.raises(TandemError, match="no") as refused:
+        await client.call("want")
+    assert refused.value.code == "bad_setting"
+
+
+async def test_a_hub_that_is_away_is_link_lost_and_looked_for_again() -> None:
+    actor = Actor(RuntimeError("actor died"), FOREVER, "back")
+    client = HubClient(actor.find)
+    for problem in ("actor died", "not answered"):
+        with pytest.raises(TandemError, match=problem) as lost:
+            await client.call("key", within_s=0.5)
+        assert lost.value.code == "link_lost"
+    assert await client.call("key") == "back"
+    assert actor.found == 3
+
+
+async def test_a_hub_that_cannot_be_found_is_link_lost() -> None:
+    def find() -> Any:
+        raise ValueError("no such actor")
+
+    with pytest.raises(TandemError, match="no such actor"):
+        await HubClient(find).call("key")
+
+
+async def test_routers_write_nothing() -> None:
+    cluster = HubCluster(HubClient(Actor().find))
+    ref = Ref(POD, "a", "b")
+    for writing in (
+        cluster.get(ref),
+        cluster.apply({}, "m"),
+        cluster.apply_status({}, "m"),
+        cluster.create({}),
+        cluster.update({}),
+        cluster.scale(ref, 1),
+        cluster.delete(ref),
+    ):
+        with pytest.raises(TandemError, match="only list and watch"):
+            await writing
+    await cluster.close()
