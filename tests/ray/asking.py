@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
-from tandem.apps.bench.client import Target
 from tandem.apps.cli.router_client import send_request
+from tandem.apps.client.http import Target
 from tandem.core.errors import TandemError
 
 

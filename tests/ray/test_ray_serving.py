@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 import yaml
 
-from tandem.apps.bench.client import Target
+from tandem.apps.client.http import Target
 from tandem.apps.ray.hub_client import HubClient
 from tandem.spec.service import ModelService
 from tests.ray.asking import answered, end_hub, eventually, listed

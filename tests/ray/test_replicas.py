@@ -12,7 +12,7 @@ import psutil
 import pytest
 import pytest_asyncio
 
-from tandem.apps.bench.client import Target
+from tandem.apps.client.http import Target
 from tandem.spec.service import ModelService
 from tests.ray.asking import answered, end_hub, eventually, listed
 from tests.ray.conftest import HTTP_PORT, RayStage

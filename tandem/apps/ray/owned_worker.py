@@ -13,10 +13,10 @@ from typing import Final
 
 import msgspec
 
-from tandem.apps.bench.client import Target
 from tandem.apps.cli.member import Member
 from tandem.apps.cli.router_client import send_request
 from tandem.apps.cli.run_directory import tail
+from tandem.apps.client.http import Target
 from tandem.apps.ray.hub_client import Hub
 from tandem.apps.ray.serving import WorkerTold
 from tandem.core.errors import TandemError
