@@ -115,7 +115,7 @@ class ReuseHistory:
             if tokens < known:
                 tokens += run.units
                 places.append((min(tokens, known), run.where))
-                parted = run.parted and tokens == known
+                parted = run.parted
             run.where = where
         return KnownPrefix(known, parted and known * _TOKEN_BYTES < len(prompt), tuple(places))
 

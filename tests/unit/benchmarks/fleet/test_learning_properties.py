@@ -243,6 +243,21 @@ def test_a_worker_that_tells_nothing_is_judged_beside_its_kind(pace: float) -> N
     assert costs.step_ms("old", 8, 8_000) == pytest.approx(pace * costs.step_ms("a", 8, 8_000), rel=0.15)
 
 
+def test_a_worker_that_tells_nothing_follows_its_kind_when_that_becomes_slower() -> None:
+    """After an update of the engine, say: the worker is compared with what the others take now."""
+    costs = CostModel(CostPriors())
+    for pace in (1.0, 2.0):
+        for worker in ("a", "b", "c"):
+            costs.forget(worker)
+            told(costs, worker, pace, (200, 3_000))
+        costs.observe_load("old", IDLE, 0, ("a",))
+        for turn in range(4):
+            costs.observe_load("old", batch(pace, 4 + turn), 1_000 * (4 + turn), ("a",))
+            costs.observe_spans("old", (prompt_span(300 + 500 * turn, pace),), alone=True)
+        assert costs.step_ms("old", 8, 8_000) == pytest.approx(costs.step_ms("a", 8, 8_000), rel=0.02)
+        assert costs.prefill_ms("old", 2_000) == pytest.approx(costs.prefill_ms("a", 2_000), rel=0.02)
+
+
 def test_models_do_not_share_what_their_steps_take() -> None:
     costs = CostModel(CostPriors())
     for number in range(3):
@@ -275,12 +290,13 @@ def test_fits_that_come_with_heartbeats_alone_teach_as_well() -> None:
     costs = CostModel(CostPriors())
     for worker, pace in (("a", 1.0), ("b", 1.0), ("c", 1.0), ("slow", 1.5)):
         told(costs, worker, pace, (200, 3_000))
-    before = [(costs.prefill_ms(name, 2_000), costs.step_ms(name, 8, 8_000)) for name in ("a", "slow")]
+    names = ("a", "slow", "of another kind")
+    before = [(costs.prefill_ms(name, 2_000), costs.step_ms(name, 8, 8_000)) for name in names]
     for turn in range(200):
         for worker, pace in (("a", 1.0), ("slow", 1.5)):
             costs.observe_load(worker, batch(pace * (1.0 + turn % 3), 8), 8_000, ("a",))
             costs.observe_spans(worker, (prompt_span(2_000, 3.0),), alone=True)
-    after = [(costs.prefill_ms(name, 2_000), costs.step_ms(name, 8, 8_000)) for name in ("a", "slow")]
+    after = [(costs.prefill_ms(name, 2_000), costs.step_ms(name, 8, 8_000)) for name in names]
     assert after == before
     assert before[1][0] == pytest.approx(1.5 * before[0][0], rel=0.1)
 

@@ -87,6 +87,15 @@ def test_removed_while_read_keeps_its_room_until_the_last_reader_is_done() -> No
     assert len(book) == 1
 
 
+def test_what_several_readers_borrowed_keeps_its_place_until_the_last_is_done() -> None:
+    """Another block would else be written where somebody still reads."""
+    book = filled(1, blocks=1)
+    name = bytes(16)
+    readers = [*book.borrow([name, name]), *book.borrow([name])]
+    assert book.remove(name) is None
+    assert [copy is not None and book.release(copy) for copy in readers] == [False, False, True]
+
+
 def test_found_blocks_are_colder_than_what_is_here_and_evict_nothing() -> None:
     book = filled(1, blocks=3)
     assert book.adopt(b"old" * 6, "", 8)
@@ -327,6 +336,17 @@ def test_speed_learns_latency_and_rate() -> None:
     latency_s, rate = speed.line
     assert latency_s == pytest.approx(0.005, rel=0.05)
     assert rate == pytest.approx(2e9, rel=0.05)
+
+
+def test_what_was_guessed_first_counts_as_much_as_four_reads() -> None:
+    """One slow read at the start does not make a tier look slow, and a few do."""
+    speed = Speed(1e9, 1e-3, 1 << 20)
+    guessed = [speed.expected_s(size) for size in (1 << 20, 16 << 20)]
+    for _ in range(2):
+        for size, seconds in zip((1 << 20, 16 << 20), guessed, strict=True):
+            speed.observe(size, 3 * seconds)
+    for size, seconds in zip((1 << 20, 16 << 20), guessed, strict=True):
+        assert speed.expected_s(size) == pytest.approx(2 * seconds, rel=0.05)
 
 
 def test_a_rate_is_learned_beside_a_latency_that_is_most_of_every_read() -> None:

@@ -57,6 +57,80 @@ async def test_blocks_do_not_push_each_other_out_of_a_lower_tier_that_is_too_sma
     await tiers.close()
 
 
+async def test_blocks_of_a_tenant_do_not_push_each_other_out_of_its_share_of_the_lower_tier() -> None:
+    """The lower tier has room, and this tenant has none: each would be written anew for ever."""
+    meter = CountingMeter()
+    pool = Pool(block_layout(BLOCK), 2 * UPPER)
+    settings = TierSettings(
+        dram_bytes=4 * UPPER * BLOCK,
+        nvme_dir=Path("/nowhere"),
+        nvme_bytes=2 * LOWER * BLOCK,
+        segment_bytes=BLOCK,
+        tenant_share=0.5,
+        write_through=True,
+    )
+    tiers = memory_tiers(settings, pool, SystemClock(), meter)
+    names = [named(index) for index in range(UPPER)]
+    async with asyncio.timeout(20.0):
+        for name in names:
+            tiers.offer(pool.compute([name], "tenant"))
+            await tiers.settle()
+    assert set(tiers.snapshot()["dram"]) == set(names)
+    assert len(tiers.snapshot()["nvme"]) == LOWER
+    assert UPPER <= meter.written / BLOCK <= 2 * UPPER
+    await tiers.close()
+
+
+async def test_while_the_lower_tier_takes_nothing_nothing_is_tried_and_what_is_due_is_copied_later() -> None:
+    """Else the same blocks would be tried over and over, and the loop would do nothing else."""
+    meter = CountingMeter()
+    pool = Pool(block_layout(BLOCK), 2 * UPPER)
+    settings = TierSettings(
+        dram_bytes=UPPER * BLOCK,
+        nvme_dir=Path("/nowhere"),
+        nvme_bytes=UPPER * BLOCK,
+        segment_bytes=BLOCK,
+        write_through=True,
+    )
+    tiers = memory_tiers(settings, pool, SystemClock(), meter)
+    upper, lower = tiers.levels
+    lower.usable(False, "test")
+    names = [named(index) for index in range(3)]
+    async with asyncio.timeout(20.0):
+        tiers.offer(pool.compute(names))
+        await tiers.settle()
+    assert set(upper.book.names()) == set(names)
+    assert (lower.book.names(), meter.written) == ((), 0.0)
+    lower.usable(True, "")
+    async with asyncio.timeout(20.0):
+        await tiers.settle()
+    assert set(lower.book.names()) == set(names)
+    await tiers.close()
+
+
+async def test_a_block_that_has_gone_before_its_turn_does_not_end_all_copying() -> None:
+    pool = Pool(block_layout(BLOCK), 2 * UPPER)
+    settings = TierSettings(
+        dram_bytes=UPPER * BLOCK,
+        nvme_dir=Path("/nowhere"),
+        nvme_bytes=UPPER * BLOCK,
+        segment_bytes=BLOCK,
+        write_through=True,
+    )
+    tiers = memory_tiers(settings, pool, SystemClock(), NullMeter())
+    upper, lower = tiers.levels
+    lower.usable(False, "test")
+    names = [named(index) for index in range(3)]
+    async with asyncio.timeout(20.0):
+        tiers.offer(pool.compute(names))
+        await tiers.settle()
+        upper.book.remove(names[0])
+        lower.usable(True, "")
+        await tiers.settle()
+    assert set(lower.book.names()) == set(names[1:])
+    await tiers.close()
+
+
 async def test_a_share_of_dram_is_clean_and_the_rest_is_spared_the_disk() -> None:
     """What DRAM gives up without a copy below is lost and computed again; what it keeps need not wear the disk."""
     meter = CountingMeter()

@@ -280,6 +280,21 @@ async def test_what_a_file_had_before_is_never_found_again(tmp_path: Path) -> No
         assert b.good(names, await b.restore(names))
 
 
+async def test_after_a_key_was_rotated_what_a_file_had_before_is_not_taken_for_forged(tmp_path: Path) -> None:
+    """An operator would look for an intruder: what the old key sealed looks like what somebody else wrote."""
+    async with stage("nvme", tmp_path, blocks=32) as b:
+        await b.keep([named(i) for i in range(32)])
+    rotated = Keyring(TicketKey("k2", b"another key of enough bytes"), KEYRING.current)
+    async with stage("nvme", tmp_path, blocks=32, keyring=rotated) as b:
+        for start in range(40, 56, 8):
+            await b.keep([named(i) for i in range(start, start + 8)])
+        await b.keep([named(80), named(81)])
+        kept = set(b.tiers.snapshot()["nvme"])
+    async with stage("nvme", tmp_path, blocks=32, keyring=rotated) as b:
+        assert set(b.tiers.snapshot()["nvme"]) == kept
+        assert all(b.figure("tandem_tier_found_total", reason) == 0 for reason in ("forged", "torn"))
+
+
 async def test_a_file_that_is_gone_is_not_missed(tmp_path: Path) -> None:
     async with stage("nvme", tmp_path, blocks=32) as b:
         for start in range(0, 48, 8):
@@ -413,6 +428,36 @@ async def test_a_failed_disk_is_left_alone_until_it_is_time_to_try_again(tmp_pat
         disk.fail = {}
         await until(lambda: disk.claims > 1, within_s=0.1, strict=False)
         assert disk.claims == 1
+        assert not b.tiers.usable
+
+
+async def test_a_full_disk_that_fails_meanwhile_is_not_used_before_it_was_looked_at_again(
+    tmp_path: Path,
+) -> None:
+    """Its time as a full disk is over first: what it has would be asked for where nothing is known of it."""
+    async with failing(tmp_path, batch_bytes=1, retry_s=0.2, retry_max_s=10.0) as (b, disk):
+        await b.keep(NAMES)
+        disk.fail = {"write": errno.ENOSPC, "create": errno.ENOSPC}
+        await b.keep([named(20)])
+        assert not b.tiers.usable
+        disk.fail = {"read": errno.EIO}
+        await b.restore(NAMES[:3])
+        disk.fail = {}
+        assert not b.tiers.usable
+        await until(lambda: b.tiers.usable)
+        assert disk.claims == 2
+        assert b.good(NAMES, await b.restore(NAMES))
+
+
+async def test_a_full_disk_is_not_tried_again_once_its_tier_is_closed(tmp_path: Path) -> None:
+    """Nobody writes to the directory then, and another process may have it."""
+    async with failing(tmp_path, retry_s=0.02) as (b, disk):
+        disk.fail = {"write": errno.ENOSPC, "create": errno.ENOSPC}
+        await b.keep(NAMES)
+        assert not b.tiers.usable
+        disk.fail = {}
+        await b.tiers.close()
+        await until(lambda: b.tiers.usable, within_s=0.2, strict=False)
         assert not b.tiers.usable
 
 
@@ -563,6 +608,20 @@ async def test_a_disk_that_does_not_answer_to_writes_lets_go_of_the_slots(tmp_pa
         await until(lambda: b.tiers.usable)
         await b.keep(NAMES)
         assert b.good(NAMES, await b.restore(NAMES))
+
+
+async def test_a_file_that_is_being_made_when_the_disk_is_given_up_is_closed(tmp_path: Path) -> None:
+    """A disk that does not answer now and then would else cost a descriptor each time."""
+    async with failing(tmp_path, stall_s=0.2) as (b, disk):
+        await b.keep(NAMES)
+        await until(lambda: len(files(b)) == 2)
+        disk.going.clear()
+        b.tiers.offer(b.pool.compute([named(20)]))
+        await until(lambda: disk.waiting == 2)  # The block, and the head of the segment that is made ahead.
+        await b.tiers.settle()
+        assert not b.tiers.usable
+        disk.going.set()
+        await until(lambda: b.tiers.usable)
 
 
 async def test_a_directory_that_cannot_be_had_is_tried_again(tmp_path: Path) -> None:

@@ -142,6 +142,12 @@ def test_a_segment_head_comes_back() -> None:
         decode_segment(page, shape_of(block_layout(2048, isa="other", block_tokens=16), ROOT), SEALS)
 
 
+def test_heads_keep_the_version_that_is_on_disks() -> None:
+    """After an update a worker finds what it had only where both say the same: a new version is for a new layout."""
+    assert encode_segment(SEGMENT, SHAPE)[:10] == b"TANDEMKV\x02\x00"
+    assert encode_record(RECORD, SEGMENT, 3)[:6] == b"TdKv\x01\x00"
+
+
 @given(st.integers(0, 163), st.integers(1, 255))
 @settings(deadline=None)
 def test_any_changed_byte_of_a_segment_head_is_noticed(at: int, change: int) -> None:

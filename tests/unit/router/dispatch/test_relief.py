@@ -248,6 +248,30 @@ class Looks:
         return self.asked
 
 
+def test_the_prompts_that_wait_are_looked_at_once_a_heartbeat_however_often_figures_come(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Busy workers tell theirs many times a second, and every look walks over all that waits."""
+
+    async def body(world: World, _: CountingMeter) -> None:
+        clients = [world.ask(tokens=10) for _ in range(4)]
+        await asyncio.sleep(0.1)
+        looks, peer = Looks(world, monkeypatch), peer_of(world, "p1")
+        looks.look("p1")
+        for _ in range(2):
+            walks = looks.walks
+            for _ in range(5):
+                world.dispatcher.loaded(peer, pace(world.workers["p1"], {}))
+            assert looks.walks == walks
+            await asyncio.sleep(world.settings.deadlines.heartbeat_every_s)
+            world.dispatcher.loaded(peer, pace(world.workers["p1"], {}))
+            assert looks.walks > walks
+        for client in clients:
+            await ended(client)
+
+    starved(body, "p1 d1")
+
+
 @pytest.mark.parametrize("waiting", [100, 400])
 def test_a_look_costs_no_more_the_more_prompts_wait_and_all_have_their_turn(
     waiting: int, monkeypatch: pytest.MonkeyPatch

@@ -14,6 +14,7 @@ from router.dispatch.recovery import Recovery
 from router.dispatch.resume_token import decode_resume_token, encode_resume_token, resume_key, resume_keys
 from router.fleet.peer import Peer
 from router.generation import Generation, Resumed, Usage
+from router.placement import Candidate
 from router.settings import AdmissionSettings, PlacementSettings, RouterSettings
 from tandem.apps.simulation.loop import LoopClock, VirtualLoop, run
 from tandem.apps.simulation.network import NetworkProfile
@@ -23,9 +24,10 @@ from tandem.core.errors import TandemError
 from tandem.core.kv import pack_tokens
 from tandem.core.messages import AttemptResumed, Cancel, SequenceOutput, TokenLogprob, WorkerCommand
 from tandem.core.request import Sampling, Stopping
-from tandem.core.spans import NullRecorder, TraceContext
+from tandem.core.spans import TraceContext
 from tandem.engine.settings import SchedulerSettings
 from tandem.engine.simulated.model import SimulatedModel
+from tests.worlds.router_world import Spans
 
 MODEL = SimulatedModel(blocks=160, token_s=0.0001, base_s=0.008)
 KEYRING = Keyring(TicketKey("a", b"0123456789abcdef"))
@@ -86,7 +88,8 @@ class World:
     def __init__(self, loop: VirtualLoop, settings: RouterSettings, prefill: int, decode: int) -> None:
         workers = named_workers(prefill, decode)
         shape = Shape(workers, MODEL, SchedulerSettings(), settings, NetworkProfile())
-        self.platform = Platform(shape, 3, loop, NullRecorder(), None, lambda violation: None)
+        self.recorder = Spans()
+        self.platform = Platform(shape, 3, loop, self.recorder, None, lambda violation: None)
         self.clock = self.platform.clock
 
     @property
@@ -176,6 +179,7 @@ def test_whenever_the_router_dies_the_answer_is_whole(after_s: float, n: int, lo
         assert joined(had, second, n=n) == joined(whole, n=n)
         assert second.usage is not None
         assert second.usage.completion_tokens == n * 60
+        assert second.usage.by_tier == {"hbm": 96}, "as prefill found and told the router before"
         await world.free(1.0)
 
     scenario(test)
@@ -197,6 +201,23 @@ def test_a_router_that_takes_a_request_over_knows_what_its_workers_still_have_to
         assert sorted(computing) == [0, 0, 0, 2000]
         await sink.ended.wait()
         assert {peer.view.prompt_tokens_in_flight for peer in world.dispatcher._fleet.peers()} == {0}
+
+    scenario(test)
+
+
+def test_the_trace_of_an_answer_that_was_taken_over_says_where_it_goes_on() -> None:
+    async def test(world: World) -> None:
+        running = world.dispatcher.start(world.generation(), Sink())
+        await asyncio.sleep(0.2)
+        had = running.standing()
+        await world.restart()
+        sink = Sink()
+        (await world.resume()).listen(sink, (0,))
+        await sink.ended.wait()
+        *_, place = (span for span in world.recorder.spans("req") if span.name == "place")
+        assert (place.attributes["prefill"], place.attributes["decode"]) == (had.prefill, had.decode)
+        assert str(place.attributes["costs"]).startswith(f"{Candidate(had.decode or '', had.prefill or '')}: ")
+        assert place.attributes["reasons"] == "taken over from another router"
 
     scenario(test)
 

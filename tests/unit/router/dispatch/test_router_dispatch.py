@@ -243,6 +243,25 @@ def test_an_answer_does_not_wait_for_a_report_that_cannot_come() -> None:
     scenario(body)
 
 
+def test_an_answer_does_not_wait_for_a_report_that_would_say_nothing_new() -> None:
+    """How much was cached is told by the worker that was tried first."""
+
+    async def body(world: World) -> None:
+        for worker in world.workers.values():
+            worker.prefill_s = 60.0
+        client, last = world.ask(tokens=200), [0.0]
+        client.on_output = lambda: last.__setitem__(0, world.clock.now())
+        await asyncio.sleep(5.0)
+        for worker in world.workers.values():
+            if not worker.submits:
+                worker.prefill_s, worker.report = 0.1, False
+        (await ended(client)).check_whole()
+        assert len([worker for worker in world.workers.values() if worker.submits]) == 2
+        assert world.clock.now() - last[0] < 0.01
+
+    scenario(body, workers="u1 u2", settings=RouterSettings())
+
+
 @pytest.mark.parametrize("transferred", [False, True])
 def test_a_pair_that_breaks_is_nothing_to_requests_that_need_it_no_more_or_not_yet(transferred: bool) -> None:
     """One waits in line, one has tokens from decode itself: they go on as if nothing had been told."""
@@ -446,6 +465,30 @@ def test_requests_beyond_the_workers_room_wait_in_the_router_and_all_finish() ->
 
     settings = RouterSettings(placement=PlacementSettings(prefer="local", sequences_per_worker_max=3))
     scenario(body, workers="d1", settings=settings)
+
+
+def test_who_waits_for_the_place_of_a_prompt_has_it_as_soon_as_that_is_computed() -> None:
+    """Not when the answer to it has ended, which another worker generates, nor with the next figures of some worker:
+    while `d1` drains, `u1` is all that is left, and has one place."""
+
+    async def body(world: World) -> None:
+        for peer in world.fleet.peers():
+            peer.view.take_prompts(peer.worker_id == "u1")
+        first, computed = world.ask(tokens=100, max_tokens=500), list[float]()
+        first.on_output = lambda: computed.append(world.clock.now())
+        for peer in world.fleet.peers():
+            peer.view.draining = peer.worker_id == "d1"
+        waits = world.ask(tokens=100, max_tokens=2)
+        await asyncio.sleep(0.01)
+        assert [submit.mode for submit in world.workers["u1"].submits] == ["prefill"]
+        while len(world.workers["u1"].submits) < 2:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        assert world.clock.now() - computed[0] < 0.01
+        for client in (first, waits):
+            (await ended(client)).check_whole()
+
+    placement = PlacementSettings(prefer="disaggregated", sequences_per_worker_max=1)
+    scenario(body, workers="u1 d1", settings=RouterSettings(placement=placement))
 
 
 def test_who_would_wait_too_long_in_a_line_that_has_been_seen_to_move_is_refused_and_holds_nothing() -> None:

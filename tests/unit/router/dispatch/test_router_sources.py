@@ -3,6 +3,8 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 
+import pytest
+
 from kv_transfer.tickets import check
 from kv_transfer.transport.protocol import is_reuse
 from router.settings import PlacementSettings, RouterSettings
@@ -87,3 +89,12 @@ def test_who_has_the_blocks_itself_is_told_of_nobody() -> None:
         assert only(world.workers["u1"]).sources == ()
 
     scenario(body, "u1", "auto")
+
+
+def test_a_holder_that_has_gone_since_is_left_out_and_the_request_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def body(world: World) -> None:
+        monkeypatch.setattr(world.dispatcher, "peer", lambda _: None)
+        await submitted(world)
+        assert only(world.workers["u2"]).sources == ()
+
+    scenario(body, "u1 u2", "auto")

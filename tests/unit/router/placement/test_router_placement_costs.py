@@ -74,6 +74,21 @@ def test_long_prompts_are_learned_to_take_more_per_token() -> None:
         assert costs.prefill_ms("new", computed, reused) == pytest.approx(true_ms, rel=0.05)
 
 
+def test_what_prompts_take_is_learned_anew_when_it_changes_however_many_there_have_been() -> None:
+    """A router runs for months, and an update makes attention four times as dear."""
+    costs = CostModel(CostPriors())
+    lengths = [(500, 0), (8000, 0), (2000, 30_000), (60_000, 0), (1000, 100_000), (20_000, 5000)]
+    for position_ms, rounds in ((TRUE_POSITION_MS, 250), (4 * TRUE_POSITION_MS, 100)):
+
+        def true_ms(computed: int, reused: int, position_ms: float = position_ms) -> float:
+            return computed * (TRUE_TOKEN_MS + position_ms * (reused + computed / 2))
+
+        for computed, reused in lengths * rounds:
+            costs.observe_spans("w", (prefill_span(computed, reused, true_ms(computed, reused)),), alone=True)
+        for computed, reused in [(1000, 0), (100_000, 0), (4000, 90_000)]:
+            assert costs.prefill_ms("w", computed, reused) == pytest.approx(true_ms(computed, reused), rel=0.15)
+
+
 def test_who_has_the_long_prompts_does_not_look_slow() -> None:
     """Attention makes them dearer per token on whatever worker computes them."""
     costs = CostModel(CostPriors())
@@ -199,6 +214,28 @@ def test_steps_with_prompts_in_them_do_not_count() -> None:
         costs.observe_load("w", load(running=running, step_s=0.5, queued_prompt_tokens=9000))
         costs.observe_load("w", load(running=running, step_s=(8.0 if turn % 10 == 0 else 1.0) * step_ms / 1e3))
     assert costs.step_ms("w", 20) == pytest.approx(14.0, rel=0.1)
+
+
+def test_steps_that_took_a_little_longer_count_for_less() -> None:
+    """A mean may still have steps with prompts in it, even every second one."""
+    costs = CostModel(CostPriors())
+    for turn in range(800):
+        running = 5 + turn // 2 % 40
+        step_ms = (10.0 + 0.2 * running) * (1.2 if turn % 2 and turn > 40 else 1.0)
+        costs.observe_load("w", load(running=running, step_s=step_ms / 1e3))
+    for running in (8, 40):
+        assert costs.step_ms("w", running) == pytest.approx(10.0 + 0.2 * running, rel=0.05)
+
+
+def test_a_worker_that_stood_still_for_one_step_does_not_look_slow() -> None:
+    costs = CostModel(CostPriors())
+    for turn in range(240):
+        running = 5 + turn % 40
+        for worker in "abcd":
+            stall = 100.0 if (worker, turn) == ("a", 200) else 1.0
+            step_s = stall * (0.010 + 2e-4 * running)
+            costs.observe_load(worker, load(running=running, step_s=step_s))
+    assert costs.step_ms("a", 20) == pytest.approx(costs.step_ms("b", 20), rel=0.03)
 
 
 def test_transfers_are_learned_by_kind_and_reads_by_worker_and_tier() -> None:

@@ -234,6 +234,19 @@ def test_works_that_wait_for_what_is_brought_do_not_count_it_as_queued() -> None
     h.drain()
 
 
+def test_a_branch_that_is_preempted_is_queued_whole_though_some_of_its_prompt_was_brought() -> None:
+    """It is computed again: what was brought before the fork is brought to no branch."""
+    h = harness(blocks=8)
+    work = h.submit(prompt(1, 8), max_tokens=20, branches=(ChildRequest(0, 1), ChildRequest(1, 2)), bring=2)
+    h.step()
+    h.land_all(work)
+    while not h.scheduler.state.preemptions:
+        assert h.step()
+    assert h.scheduler.load().queued_prompt_tokens == 8 + len(h.tokens(work, 1))
+    h.run()
+    h.drain()
+
+
 def test_private_works_are_brought_nothing() -> None:
     h = harness()
     sampling, stopping = _plain(h)

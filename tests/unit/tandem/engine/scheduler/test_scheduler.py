@@ -447,6 +447,21 @@ def test_new_prefills_wait_while_exports_hold_their_share_but_fetches_do_not() -
     assert any("exports" in reason for reason in h.stats(second).reasons)
 
 
+def test_a_prompt_that_is_still_computed_counts_among_exports_with_all_of_its_blocks() -> None:
+    """Else two prompts that do not fit the share together would be let in one shortly after the other."""
+    h = engine(blocks=32, export_share=0.5, max_batched_tokens=8)
+    first = h.submit(prompt(40), "prefill")
+    second = h.submit(prompt(32, 50), "prefill")
+    for exported in (2, 4, 6, 8):
+        h.step()
+        assert len(h.exports(first)) == exported
+        assert h.scheduler.kv_cache.export_due == 10 - exported
+    h.run()
+    assert h.stories[first].ended is not None
+    assert h.stories[second].ended is None
+    h.drain()
+
+
 def test_a_prompt_as_large_as_the_share_of_exports_waits_for_all_of_it() -> None:
     """Beside other exports it would take blocks beyond the share, which running sequences are to have."""
     h = engine(blocks=16, export_share=0.5)
@@ -628,6 +643,27 @@ def test_queue_and_total_deadlines_fail_works_with_a_typed_error() -> None:
     assert h.scheduler.kv_cache.pool.available == 64
 
 
+def test_a_request_whose_prefill_is_lost_waits_no_longer_for_a_place_than_one_that_comes_then() -> None:
+    """However often it is said to be lost; until then its router knows better how long it may take."""
+    h = engine(max_sequences=1, queue_s=10.0)
+    running = h.submit(prompt(8), max_tokens=100)
+    waiting = h.submit(prompt(8, 50), "decode")
+    h.step()
+    for now in (30.0, 37.0):
+        h.now = now
+        h.sample_first(waiting)
+        h.step()
+        assert h.scheduler.next_wake(h.now) == 40.0
+    h.now = 39.9
+    h.step()
+    assert h.stories[waiting].failed is None
+    h.now = 40.0
+    h.step()
+    assert h.stories[waiting].failed == "deadline_exceeded"
+    assert h.stories[running].failed is None
+    h.drain()
+
+
 def test_an_idle_engine_knows_when_to_look_again() -> None:
     h = engine(queue_s=10.0)
     assert h.scheduler.next_wake(h.now) is None
@@ -677,6 +713,29 @@ def test_load_counts_what_runs_waits_and_is_held() -> None:
     assert (load.running, load.waiting, load.queued_prompt_tokens, load.blocks_free) == (0, 0, 0, 64)
     assert load.blocks_cached > 0
     assert load.step_s == pytest.approx(0.001)
+
+
+def test_every_branch_counts_once_before_and_after_they_fork() -> None:
+    """Who counts for more takes the place of others, here and in the eyes of routers."""
+    h = engine(max_sequences=4)
+    h.submit(prompt(9), max_tokens=20, branches=(ChildRequest(0, 1), ChildRequest(1, 2)))
+    for _ in range(3):
+        h.submit(prompt(6, 50), max_tokens=20)
+    for _ in range(6):
+        h.step()
+        assert (h.scheduler.load().running, h.scheduler.load().waiting) == (4, 1)
+    h.run()
+    h.drain()
+
+
+def test_what_another_worker_computes_is_not_queued_here() -> None:
+    h = engine()
+    work = h.submit(prompt(9), "decode")
+    h.step()
+    load = h.scheduler.load()
+    assert (load.running, load.queued_prompt_tokens) == (1, 0)
+    h.land_all(work)
+    h.drain()
 
 
 def test_stats_tell_when_the_prompt_was_complete() -> None:

@@ -1,5 +1,6 @@
 """Of which works the scheduler says that they get on, and when: a router takes the others to stand still."""
 
+from tandem.core.request import ChildRequest
 from tests.unit.tandem.engine.scheduler.test_scheduler import engine, prompt
 from tests.worlds.scheduler_harness import Harness
 
@@ -58,6 +59,19 @@ def test_a_prompt_is_told_of_though_blocks_have_landed_right_before_its_step_end
         h.now = index + 1.0
         h.finish()
         assert (computed, 16 * (index + 1)) in h.progressed
+
+
+def test_a_prompt_is_told_of_though_its_branches_have_nothing_left_to_wait_for() -> None:
+    """They fork with the last block, which the fetch did not bring, and only the first token is not there."""
+    h = engine()
+    work = h.submit(prompt(20), "decode", branches=(ChildRequest(0, 1), ChildRequest(1, 2)))
+    h.step()
+    h.land(work, 0)
+    h.end_fetch(work, "broken")
+    told(h)
+    step_that_ends_at(h, 1.0)
+    assert told(h) == [work]
+    h.drain()
 
 
 def test_who_waits_for_its_turn_behind_a_prompt_that_is_computed_gets_on() -> None:

@@ -84,6 +84,16 @@ def test_the_pace_follows_within_a_few_steps_what_the_shape_need_not_learn_again
     assert model.predict(load) == pytest.approx(2 * machine(load), rel=0.15)
 
 
+def test_alike_steps_that_are_told_at_once_move_the_pace_as_far_as_one_by_one() -> None:
+    """An engine that tells of its steps now and then would else be taken for as fast as it was for minutes."""
+    each, once, load = taught(400), taught(400), StepLoad(16, 0, 0.0, 0, 8_000.0)
+    for _ in range(10):
+        each.observe(load, 2 * machine(load))
+    once.observe(load, 2 * machine(load), steps=10)
+    assert once.predict(load) > 1.5 * machine(load)
+    assert once.predict(load) == pytest.approx(each.predict(load), rel=0.15)
+
+
 def test_slow_first_steps_are_forgotten() -> None:
     model, entropy = StepTimeModel(1e-4), SeededEntropy(5)
     for step in range(150):
