@@ -31,7 +31,7 @@ SOON_S: Final = 1.0
 
 def step(state: RolloutState, spec: RolloutSpec, observed: Mapping[str, RevisionObserved], now: float) -> RolloutPlan:
     """The next pods and weights. `observed` has every revision that has a Deployment; `now` is wall-clock seconds."""
-    view, failed, promoted = _judged(state, spec, observed, now)
+    view, failed = _judged(state, spec, observed, now)
     shares = wanted_shares(view)
     held = view.replacing and not view.rejected and (spec.paused or failed is not None)
     pods = Split(view, shares, held).work_out()
@@ -43,7 +43,7 @@ def step(state: RolloutState, spec: RolloutSpec, observed: Mapping[str, Revision
         replicas={(pool, name): count for name, by_pool in pods.items() for pool, count in by_pool.items()},
         weights=weights,
         state=RolloutState(view.stable, weights, failed, progress),
-        verdict=verdict(view, failed, progress, promoted, now),
+        verdict=verdict(view, failed, progress, now),
         retired=_retired(view),
         requeue_after_s=SOON_S if waiting else _requeue(view, progress, now),
     )
@@ -51,16 +51,15 @@ def step(state: RolloutState, spec: RolloutSpec, observed: Mapping[str, Revision
 
 def _judged(
     state: RolloutState, spec: RolloutSpec, observed: Mapping[str, RevisionObserved], now: float
-) -> tuple[View, Failure | None, bool]:
-    """The view after promotion and failure have been decided, the failure, and whether this step promoted."""
+) -> tuple[View, Failure | None]:
+    """The view after promotion and failure have been decided, and the failure."""
     known = state.failure if state.failure is not None and state.failure.revision == spec.revision else None
     view = View(spec, replace(state, failure=known), observed, state.stable, rejected=False)
-    promoted = known is None and _complete(view)
-    if promoted:
-        return View(spec, view.state, observed, spec.revision, rejected=False), None, True
+    if known is None and _complete(view):
+        return View(spec, view.state, observed, spec.revision, rejected=False), None
     failed = None if not view.replacing else known or failure(view, state.progress, now)
     rejected = failed is not None and spec.auto_rollback
-    return View(spec, replace(state, failure=failed), observed, state.stable, rejected), failed, False
+    return View(spec, replace(state, failure=failed), observed, state.stable, rejected), failed
 
 
 def _complete(view: View) -> bool:

@@ -65,10 +65,11 @@ class Split:
         return self.pods
 
     def _lowering_order(self) -> tuple[str, ...]:
+        """What was overtaken goes first. The order of the other two makes no difference: their shares make up the
+        whole."""
         if self.held:
             return (self.view.stable,) if self.view.stable is not None else ()
-        order = self.view.revisions
-        return (*self.view.others, *reversed(order[len(self.view.others) :])) if self.view.rejected else order
+        return self.view.revisions
 
     def _raising_order(self) -> tuple[str, ...]:
         stable = (self.view.stable,) if self.view.replacing and self.view.stable is not None else ()

@@ -5,7 +5,7 @@ from control_plane.rollout.model import Failure, Progress, Verdict
 from control_plane.rollout.view import View
 
 
-def verdict(view: View, failure: Failure | None, progress: Progress, promoted: bool, now: float) -> Verdict:
+def verdict(view: View, failure: Failure | None, progress: Progress, now: float) -> Verdict:
     """The state of the rollout after this step."""
     if failure is not None:
         return _failed(view, failure, progress)
@@ -14,7 +14,7 @@ def verdict(view: View, failure: Failure | None, progress: Progress, promoted: b
         return Verdict("ProgressDeadlineExceeded", f"Revision {view.update}: {late}", stalled=True)
     if view.asleep:
         return Verdict("ScaledToZero", "No pool wants a pod.", done=progress.left == 0)
-    if promoted or not view.replacing:
+    if not view.replacing:
         return _steady(view, progress)
     return _replacing(view, progress)
 

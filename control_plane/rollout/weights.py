@@ -45,6 +45,6 @@ def percentages(parts: Mapping[str, Fraction], total: int) -> dict[str, int]:
     whole = sum(parts.values())
     exact = {name: part * total / whole for name, part in parts.items()}
     rounded = {name: floor(value) for name, value in exact.items()}
-    short = total - sum(rounded.values()) if rounded else 0
+    short = total - sum(rounded.values())
     by_remainder = sorted(exact, key=lambda name: (rounded[name] - exact[name], name))
     return {name: rounded[name] + (name in by_remainder[:short]) for name in exact}

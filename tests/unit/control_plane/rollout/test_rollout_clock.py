@@ -175,6 +175,21 @@ def test_a_scaler_puts_off_no_deadline() -> None:
     assert has_failed(world)
 
 
+@pytest.mark.parametrize("happens", ["scaled", "died"])
+def test_what_is_complete_has_the_whole_deadline_when_something_has_to_change_again(happens: str) -> None:
+    """Else a service that is scaled up a day later is said to be late before its first new pod could start."""
+    world = RolloutWorld(RolloutSpec("one", POOLS, progress_deadline_s=DEADLINE_S))
+    world.settle(200)
+    world.now += 86_400
+    if happens == "scaled":
+        world.scale(1, 8)
+    else:
+        world.kill(0)
+    for seconds, stalled in ((0, False), (DEADLINE_S - 1, False), (1, True)):
+        rest(world, seconds)
+        assert world.decide().verdict.stalled == (stalled and happens == "scaled")
+
+
 def test_a_pod_that_comes_and_goes_puts_off_no_deadline() -> None:
     """A new revision whose pods crash after a while would be tried for ever."""
     spec = RolloutSpec("two", (PoolTarget("decode", 6),), progress_deadline_s=DEADLINE_S)

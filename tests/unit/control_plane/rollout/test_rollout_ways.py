@@ -142,6 +142,21 @@ def test_a_pause_holds_up_no_service_that_replaces_nothing() -> None:
     assert grown.replicas["decode", "one"] == 6
 
 
+def test_a_revision_that_was_asked_for_again_counts_once_when_another_gives_up_its_pods() -> None:
+    """Who undoes a rollout halfway has half of the pods in each revision, and needs both halves."""
+    half = seen(prefill=1, decode=3)
+    plan = step(RolloutState("one", {"one": 100}), RolloutSpec("one", POOLS), {"one": half, "two": half}, 0.0)
+    assert (plan.replicas["prefill", "two"], plan.replicas["decode", "two"]) == (1, 3)
+
+
+def test_a_third_revision_has_its_first_pods_while_the_two_before_it_keep_theirs() -> None:
+    """Pools of one pod are exceeded by one for each revision that is still alive."""
+    pools, one = (PoolTarget("prefill", 1), PoolTarget("decode", 1)), seen(prefill=1, decode=1)
+    state = RolloutState("one", {"one": 50, "two": 50})
+    plan = step(state, RolloutSpec("three", pools), {"one": one, "two": one}, 0.0)
+    assert plan.replicas["prefill", "three"] == plan.replicas["decode", "three"] == 1
+
+
 def test_an_overtaken_revision_is_given_up_when_its_last_pod_is_gone() -> None:
     """Deployments that are deleted take pods along that still answer; those that stay are left over for ever."""
     observed = {
