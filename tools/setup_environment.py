@@ -17,7 +17,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 CONSTRAINTS = ROOT / "constraints.txt"
-EXTRAS = "torch,dev"
+EXTRAS = "torch,dev,ray"
 NIXL = "nixl-cu12==1.5.1"
 NOT_PINNED = ("tandem-serve", "pip", "setuptools")
 

@@ -109,8 +109,12 @@ async def test_counts_follow_the_table_to_zero_and_back(platform: Platform) -> N
         return not any(psutil.pid_exists(pid) for pid in gone)
 
     await eventually(ended)
-    told, _ = await platform.hub.told.remote()
-    assert all(each.gone for each in told if each.pid in gone)
+
+    async def all_told() -> bool:
+        told, _ = await platform.hub.told.remote()
+        return all(each.gone for each in told if each.pid in gone)
+
+    await eventually(all_told)
     await platform.workers(p=1, d=1)
 
 
