@@ -5,7 +5,7 @@ import asyncio
 import msgspec
 import psutil
 
-from tandem.apps.bench.client import Target
+from tandem.apps.client.http import Target
 from tandem.apps.ray.hub_client import HUB, NAMESPACE
 from tandem.spec.service import ModelService
 from tests.ray.asking import answered, eventually
