@@ -6,6 +6,7 @@ import importlib.util
 import os
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -15,9 +16,12 @@ from tandem.core.errors import TandemError
 from tandem.engine.digest import Digester, bind
 from tandem.engine.protocol import FirstTokens
 from tests.contract.block_space import FIRST, content, name_of, ready_lease, ticket
+from tests.worlds import transport_stage
 from tests.worlds.certificates import HAS_OPENSSL
-from tests.worlds.transport_stage import PATIENT, collect, eventually, one_by_one, past_alive, stage
+from tests.worlds.transport_stage import PATIENT, collect, eventually, one_by_one, past_alive
 
+stage = partial(transport_stage.stage, limits=PATIENT)
+"""None of these tests is about a bound on waiting."""
 HAS_NIXL = importlib.util.find_spec("nixl_cu12") is not None
 KINDS = (
     "mem",
@@ -214,7 +218,7 @@ async def test_a_lease_that_ends_during_a_pull_ends_the_pull(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_many_pulls_at_once_do_not_mix(kind: str) -> None:
-    async with stage(kind, blocks=1024, limits=PATIENT) as b:
+    async with stage(kind, blocks=1024) as b:
         leases = [f"lease-{number:02}" for number in range(32)]
         names = {lease: ready_lease(b.holder, 8, lease) for lease in leases}
         offsets = {lease: 16 * number for number, lease in enumerate(leases)}

@@ -25,6 +25,7 @@ from tandem.engine.torch.settings import TorchSettings
 from tandem.model.directory import open_model
 from tandem.process.system import SystemClock
 from tandem.worker.tokenizer import FileDecoder
+from tests.worlds import outputs
 from tests.worlds.asking import Ask
 from tests.worlds.front_server import serving
 from tests.worlds.front_stage import MODEL, Script, Started
@@ -58,7 +59,7 @@ class EngineScript(Script):
         prompt = unpack_tokens(generation.prompt)
         answer = await self._engine.ask(Ask("", prompt, generation.stopping, generation.sampling))
         (said,) = answer.sequences
-        sink.output(said(0, 1, said.tokens, said.text, said.logprobs, said.finish, said.stop_reason))
+        sink.output(outputs.said(0, 1, said.tokens, said.text, said.logprobs, said.finish, said.stop_reason))
         sink.done(Usage(len(prompt), len(said.tokens), 0))
 
 
