@@ -38,7 +38,8 @@ SILENT_S: Final = 5.0
 """Seconds without a report after which a worker's Pod is removed."""
 LEAVING: Final = "ray.tandem.dev/leaving"
 """Annotation of a ModelService that is to go: the wall-clock second at which it goes although workers are there."""
-_MANAGER: Final = "tandem-ray"
+MANAGER: Final = "tandem-ray"
+"""The manager of Pods' fields."""
 _STALLED_S: Final = 2.0
 """Seconds between two looks beyond which the hub itself has stood still, which is held against no worker."""
 _TABLE_AGAIN_S: Final = 10.0
@@ -127,8 +128,8 @@ class Kubelet:
 
     async def _show(self, told: WorkerTold) -> None:
         before = self._pod(told.name)
-        await self._cluster.apply(pod_of(told), _MANAGER)
-        await self._cluster.apply_status(status_of(told, before, timestamp(self._clock.wall())), _MANAGER)
+        await self._cluster.apply(pod_of(told), MANAGER)
+        await self._cluster.apply_status(status_of(told, before, timestamp(self._clock.wall())), MANAGER)
         leaves = told.leaving_s is not None
         if leaves and (before is None or "deletionTimestamp" not in before["metadata"]):
             await self._cluster.delete(Ref(POD, NAMESPACE, told.name))
@@ -137,7 +138,7 @@ class Kubelet:
         """Without its finalizer a Pod that is being deleted goes by itself."""
         if self._pod(name) is None:
             return
-        await self._cluster.apply(named(name), _MANAGER)
+        await self._cluster.apply(named(name), MANAGER)
         with suppress(NotFound):
             await self._cluster.delete(Ref(POD, NAMESPACE, name))
 
@@ -248,19 +249,23 @@ class Kubelet:
             revision = labels_of(obj).get(REVISION)
             if service is None or revision is None:
                 continue
-            name = str(service["metadata"]["name"])
-            found[app_name(name, revision)] = (self._of_record(obj, service), revision)
+            app = app_name(str(service["metadata"]["name"]), revision)
+            try:
+                found[app] = (_of_record(obj, service), revision)
+            except msgspec.ValidationError as error:
+                # Of another version of Tandem: what runs of it goes on.
+                self._say(f"revision {revision} cannot be read: {error}")
         return found
-
-    def _of_record(self, obj: Json, service: Json) -> ModelService:
-        """The specification of a record, with the annotations that its service has now."""
-        noted = annotations_of(service)
-        spec = read_revision(obj).spec
-        metadata = Metadata(str(service["metadata"]["name"]), NAMESPACE, annotations=dict(noted))
-        return ModelService(API_VERSION, KIND, metadata, msgspec.convert(spec, Spec))
 
     def _service(self, name: str) -> Json | None:
         return self._cluster.peek(Ref(MODEL_SERVICE, NAMESPACE, name))
 
     def _pod(self, name: str) -> Json | None:
         return self._cluster.peek(Ref(POD, NAMESPACE, name))
+
+
+def _of_record(obj: Json, service: Json) -> ModelService:
+    """The specification of a record, with the annotations that its service has now."""
+    noted = annotations_of(service)
+    metadata = Metadata(str(service["metadata"]["name"]), NAMESPACE, annotations=dict(noted))
+    return ModelService(API_VERSION, KIND, metadata, msgspec.convert(read_revision(obj).spec, Spec))

@@ -56,7 +56,8 @@ class MemoryServing:
     """`tandem.apps.ray.serving.Serving`. Run `run` beside it: it starts, reports and ends replicas, one per worker,
     gangs included. `report` may be changed while it runs; a report that fails is sent again a second later.
 
-    `deployed` names every application ever deployed, in order; `broken` holds pools whose replicas never get ready.
+    `deployed` names every application ever deployed, in order, and `born` counts replicas; `broken` holds pools whose
+    replicas never get ready.
     """
 
     def __init__(self, clock: Clock, report: Report | None = None, pace: MemoryPace = MemoryPace()) -> None:
@@ -71,7 +72,7 @@ class MemoryServing:
         self._pace = pace
         self._apps: dict[str, _Application] = {}
         self._table: dict[str, dict[str, int]] = {}
-        self._born = 0
+        self.born = 0
 
     # -- The seam -------------------------------------------------------------------------------------------------
 
@@ -170,19 +171,19 @@ class MemoryServing:
                 await self.report(told)
 
     def _replica(self, app: RevisionApp, plan: DeploymentPlan, now: float) -> _Replica:
-        self._born += 1
+        self.born += 1
         pool = next(each for each in app.service.spec.pools if each.name == plan.pool)
-        port = 1 + self._born % _PORT_MAX
+        port = 1 + self.born % _PORT_MAX
         told = WorkerTold(
-            name=f"{app.name}-{plan.pool}-{self._born}",
+            name=f"{app.name}-{plan.pool}-{self.born}",
             service=app.service.metadata.name,
             pool=plan.pool,
             role=pool.role,
             revision=app.revision,
             address=f"127.0.0.1:{port}",
             metrics=f"127.0.0.2:{port}",
-            pid=self._born,
-            gang=f"gang-{self._born}" if plan.gang > 1 else "",
+            pid=self.born,
+            gang=f"gang-{self.born}" if plan.gang > 1 else "",
         )
         return _Replica(told, now)
 

@@ -288,6 +288,19 @@ def test_what_is_not_for_ray_is_refused() -> None:
     story(tell)
 
 
+def test_what_cannot_be_changed_is_refused_as_an_api_server_does() -> None:
+    async def tell(world: RayWorld) -> None:
+        revision = await up(world)
+        pools = [{**pool, "role": "unified"} if pool["name"] == "decode" else pool for pool in SPEC["pools"]]
+        with pytest.raises(TandemError, match="role cannot be changed"):
+            await world.ask(lambda hub: hub.want(service(pools=pools)))
+        with pytest.raises(TandemError, match="name is what clients ask for"):
+            await world.ask(lambda hub: hub.want(service(model={"name": "other"})))
+        await world.settled(revision, prefill=1, decode=2)
+
+    story(tell)
+
+
 def test_a_hub_that_dies_comes_back_without_a_worker_being_forgotten() -> None:
     async def tell(world: RayWorld) -> None:
         revision = await up(world)
