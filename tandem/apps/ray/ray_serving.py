@@ -31,7 +31,7 @@ _RUNNING: Final = ("RUNNING", "PENDING_MIGRATION")
 _Result = TypeVar("_Result")
 
 
-class _OneThread:
+class OneThread:
     """Calls to Ray that block: one after the other in a thread, each with a bound. One that is stuck delays the next
     ones, each for its own bound at most."""
 
@@ -60,8 +60,8 @@ class RayServing:
 
     def __init__(self, vllm_python: str | None = None) -> None:
         self._vllm_python = vllm_python
-        self._serve = _OneThread("serve client")
-        self._table = _OneThread("table of wanted replicas")
+        self._serve = OneThread("serve client")
+        self._table = OneThread("table of wanted replicas")
         self._turn = 0
 
     async def running(self) -> Mapping[str, AppState]:
@@ -89,7 +89,7 @@ class RayStore:
     where one is set up, in its Redis."""
 
     def __init__(self) -> None:
-        self._kept = _OneThread("hub store")
+        self._kept = OneThread("hub store")
 
     async def get(self, key: str) -> bytes | None:
         found: bytes | None = await self._kept.run(f"give {key}", _ASK_S, lambda: _internal_kv_get(key))
