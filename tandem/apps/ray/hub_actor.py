@@ -4,12 +4,12 @@ import asyncio
 import logging
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, Final
 
 import ray
 
 from tandem.apps.cli.registry import PlatformEntry
-from tandem.apps.ray.application import ROUTERS
 from tandem.apps.ray.hub import Hub
 from tandem.apps.ray.hub_client import HUB, NAMESPACE
 from tandem.apps.ray.hub_end import HubEnd
@@ -42,6 +42,7 @@ class HubActor:
         self._serving = RayServing(settings.vllm_python)
         self._hub = Hub(settings, self._serving, self._store, self._clock, SystemEntropy())
         self._run = asyncio.create_task(self._hub.run(), name="hub")
+        self._asked_to_end = asyncio.Event()
         self._end = asyncio.create_task(self._end_when_over(), name="end of the hub")
         for task in (self._run, self._end):
             task.add_done_callback(_fail_with)
@@ -50,7 +51,10 @@ class HubActor:
         """Watch for the end, let services leave that have lost their routers, and forget everything."""
         end = HubEnd(self._clock.now())
         while True:
-            await asyncio.sleep(_LOOK_S)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK_S):
+                    await self._asked_to_end.wait()
+                    break
             match end.next(await self._routers_there(), await self._idle_s(), self._clock.now()):
                 case "leave":
                     for obj in await self._hub.services():
@@ -66,7 +70,7 @@ class HubActor:
 
     async def _routers_there(self) -> bool | None:
         try:
-            return await self._serving.has(ROUTERS)
+            return bool(await self._serving.routers())
         except TandemError:
             return None
 
@@ -121,6 +125,12 @@ class HubActor:
 
     async def changes(self, selector: Selector, version: str, wait_s: float) -> tuple[WatchEvent, ...]:
         return await self._hub.changes(selector, version, wait_s)
+
+    async def end(self) -> bool:
+        """End for good where there is no service, and say whether that is so."""
+        if not await self._hub.services():
+            self._asked_to_end.set()
+        return self._asked_to_end.is_set()
 
     async def pid(self) -> int:
         """The actor's process, for drills."""

@@ -11,7 +11,7 @@ from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get, _in
 from ray.serve.context import _get_global_client
 from ray.serve.exceptions import RayServeException
 
-from tandem.apps.ray.application import OURS, revision_application
+from tandem.apps.ray.application import OURS, ROUTES, revision_application
 from tandem.apps.ray.hub_store import STATE
 from tandem.apps.ray.policy import WANTED_KEY, encode_table
 from tandem.apps.ray.serving import AppState, AppStatus, DeploymentState, RevisionApp
@@ -67,9 +67,13 @@ class RayServing:
     async def running(self) -> Mapping[str, AppState]:
         return await self._serve.run("say what runs", _ASK_S, _running)
 
-    async def has(self, name: str) -> bool:
-        """Whether there is an application of that name, whoever's. Where Serve does not run there is none."""
-        return await self._serve.run("say what runs", _ASK_S, lambda: name in _applications_if_any())
+    async def routers(self) -> tuple[str, ...]:
+        """Names of the applications of Tandem's routers. Where Serve does not run there is none."""
+        return await self._serve.run("say what runs", _ASK_S, _of_routers)
+
+    async def others(self) -> tuple[str, ...]:
+        """Names of the applications that are not Tandem's."""
+        return await self._serve.run("say what runs", _ASK_S, _not_ours)
 
     async def deploy(self, app: RevisionApp) -> None:
         await self._serve.run(f"deploy {app.name}", _DEPLOY_S, lambda: _deploy(app, self._vllm_python))
@@ -121,6 +125,15 @@ def _running() -> dict[str, AppState]:
     return {name: _state(app) for name, app in _applications().items() if _is_ours(app)}
 
 
+def _of_routers() -> tuple[str, ...]:
+    return tuple(name for name, app in _applications_if_any().items() if _has(app, ROUTES))
+
+
+def _not_ours() -> tuple[str, ...]:
+    found = _applications_if_any().items()
+    return tuple(name for name, app in found if not _has(app, ROUTES) and not _is_ours(app))
+
+
 def _deploy(app: RevisionApp, vllm_python: str | None) -> None:
     there = _applications().get(app.name)
     if there is not None:
@@ -138,7 +151,11 @@ def _delete(name: str) -> None:
 
 
 def _is_ours(app: Any) -> bool:
-    return any(OURS in _environment(each) for each in app["deployments"].values())
+    return _has(app, OURS)
+
+
+def _has(app: Any, mark: str) -> bool:
+    return any(mark in _environment(each) for each in app["deployments"].values())
 
 
 def _environment(deployment: Any) -> Mapping[str, str]:
