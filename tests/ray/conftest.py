@@ -31,7 +31,7 @@ collect_ignore_glob = [] if importlib.util.find_spec("ray") is not None and _alo
 
 
 @dataclass
-class Stage:
+class RayStage:
     """The cluster: Ray's own object for it, its nodes, and a short folder for everything that it writes."""
 
     cluster: Any
@@ -45,7 +45,7 @@ class Stage:
 
 
 @pytest.fixture(scope="session")
-def stage() -> Iterator[Stage]:
+def ray_stage() -> Iterator[RayStage]:
     """Three nodes at 127.0.0.1 to 127.0.0.3 with custom resources n0, n1 and n2, and Serve with HAProxy."""
     folder = Path(tempfile.mkdtemp(prefix="r", dir="/tmp"))
     os.environ.update(_environment(folder))
@@ -66,7 +66,7 @@ def stage() -> Iterator[Stage]:
         ray.init(address=cluster.address, log_to_driver=False, namespace="tests")
         ports = IngressPorts(HTTP_PORT, HTTP_PORT + 404, HTTP_PORT + 101, FALLBACK_PORT)
         assert start_serve(HTTP_PORT, ingress_environment(folder / "ha", ports))
-        yield Stage(cluster, nodes, folder)
+        yield RayStage(cluster, nodes, folder)
         serve.shutdown()
     finally:
         ray.shutdown()

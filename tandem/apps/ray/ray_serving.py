@@ -7,16 +7,18 @@ from functools import partial
 from typing import Any, Final, TypeVar
 
 from ray import serve
-from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get, _internal_kv_put
+from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get, _internal_kv_list, _internal_kv_put
 from ray.serve.context import _get_global_client
 from ray.serve.exceptions import RayServeException
 
-from tandem.apps.ray.application import OURS, ROUTES, revision_application
+from tandem.apps.ray.application import ROUTES, revision_application
 from tandem.apps.ray.hub_store import STATE
 from tandem.apps.ray.policy import WANTED_KEY, encode_table
 from tandem.apps.ray.serving import AppState, AppStatus, DeploymentState, RevisionApp
 from tandem.core.errors import TandemError
 
+_DEPLOYED: Final = "tandem:app:"
+"""Prefix of the keys that name Tandem's own applications of workers."""
 _ASK_S: Final = 10.0
 _DEPLOY_S: Final = 60.0
 _STATUS: Final[Mapping[str, AppStatus]] = {
@@ -122,46 +124,47 @@ def _applications_if_any() -> Mapping[str, Any]:
 
 
 def _running() -> dict[str, AppState]:
-    return {name: _state(app) for name, app in _applications().items() if _is_ours(app)}
+    applications, deployed = _applications(), _deployed()
+    for name in deployed - applications.keys():
+        _internal_kv_del(_DEPLOYED + name)
+    return {name: _state(app) for name, app in applications.items() if name in deployed}
+
+
+def _deployed() -> set[str]:
+    """The names of applications that were deployed here. An application that is being made or deleted has no
+    deployments by which to know it."""
+    return {key.decode().removeprefix(_DEPLOYED) for key in _internal_kv_list(_DEPLOYED)}
 
 
 def _of_routers() -> tuple[str, ...]:
-    return tuple(name for name, app in _applications_if_any().items() if _has(app, ROUTES))
+    return tuple(name for name, app in _applications_if_any().items() if _routes(app))
 
 
 def _not_ours() -> tuple[str, ...]:
+    deployed = _deployed()
     found = _applications_if_any().items()
-    return tuple(name for name, app in found if not _has(app, ROUTES) and not _is_ours(app))
+    return tuple(name for name, app in found if name not in deployed and not _routes(app))
 
 
 def _deploy(app: RevisionApp, vllm_python: str | None) -> None:
-    there = _applications().get(app.name)
-    if there is not None:
-        if there["deployments"] and not _is_ours(there):
+    if app.name in _applications():
+        if app.name not in _deployed():
             raise TandemError("bad_setting", f"an application {app.name} that is not Tandem's runs on this cluster")
         return
     target = serve.RunTarget(revision_application(app, vllm_python), name=app.name, route_prefix=None)
+    _internal_kv_put(_DEPLOYED + app.name, b"1")
     serve.run_many([target], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
 
 
 def _delete(name: str) -> None:
-    app = _applications().get(name)
-    if app is not None and _is_ours(app):
+    if name in _deployed() and name in _applications():
         serve.delete(name, _blocking=False)
 
 
-def _is_ours(app: Any) -> bool:
-    return _has(app, OURS)
-
-
-def _has(app: Any, mark: str) -> bool:
-    return any(mark in _environment(each) for each in app["deployments"].values())
-
-
-def _environment(deployment: Any) -> Mapping[str, str]:
-    options = deployment["deployment_config"].get("ray_actor_options") or {}
-    found: Mapping[str, str] = (options.get("runtime_env") or {}).get("env_vars") or {}
-    return found
+def _routes(app: Any) -> bool:
+    """Whether an application is one of routers."""
+    options = [each["deployment_config"].get("ray_actor_options") or {} for each in app["deployments"].values()]
+    return any(ROUTES in ((each.get("runtime_env") or {}).get("env_vars") or {}) for each in options)
 
 
 def _state(app: Any) -> AppState:
