@@ -84,7 +84,9 @@ def ingress_ports(http: int) -> "IngressPorts":
     from tandem.apps.ray.ingress import IngressPorts
 
     if http + _FALLBACK > _PORT_MAX:
-        problem = f"port {http} is too high: HAProxy needs those {_METRICS}, {_STATISTICS} and {_FALLBACK} above it too"
+        problem = (
+            f"port {http} is too high: HAProxy needs those {_METRICS}, {_STATISTICS} and {_FALLBACK} above it too"
+        )
         raise TandemError("bad_setting", problem, param="port")
     return IngressPorts(http, http + _STATISTICS, http + _METRICS, http + _FALLBACK)
 

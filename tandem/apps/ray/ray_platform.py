@@ -3,6 +3,7 @@
 import asyncio
 import shlex
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
 
@@ -127,7 +128,7 @@ class RayPlatform:
 
     async def _missing(self) -> str:
         """What is missing until clients are served, in one sentence; empty when nothing is."""
-        app = (await self._serving.running()).get(app_name(self.name, self._revision))
+        app = await self._serving.state(app_name(self.name, self._revision))
         if app is not None and app.status == "failed":
             said = [app.message, *(each.message for each in app.deployments.values())]
             raise TandemError("engine_failed", "\n".join(each for each in dict.fromkeys(said) if each))
@@ -142,10 +143,8 @@ class RayPlatform:
         return "" if self.url and await self._served() else "a router that answers"
 
     async def _served(self) -> bool:
-        status, body = await send_request(parse_target(self.url), "GET", _path(self.url, "/v1/models"))
-        return status == 200 and self.service.model_name in {
-            each["id"] for each in msgspec.json.decode(body)["data"]
-        }
+        status, body = await send_request(parse_target(self.url), "GET", "/v1/models")
+        return status == 200 and self.service.model_name in {each["id"] for each in msgspec.json.decode(body)["data"]}
 
     async def _object(self) -> Json | None:
         found = [each for each in await self._hub.call("services") if each["metadata"]["name"] == self.name]
@@ -155,9 +154,7 @@ class RayPlatform:
         """Say what the hub does, until cancelled. A hub that is away goes on where it was."""
         while True:
             try:
-                self._events, said = await self._hub.call(
-                    "events", self._events, _EVENTS_S, within_s=2 * _EVENTS_S
-                )
+                self._events, said = await self._hub.call("events", self._events, _EVENTS_S, within_s=2 * _EVENTS_S)
             except TandemError:
                 await asyncio.sleep(_LOOK_S)
                 continue
@@ -183,9 +180,15 @@ class RayPlatform:
             return
         await self.end_shared()
 
-    async def hurry(self) -> None:
-        """Ask for an end that waits for no stream, and wait for none of it. Workers end by themselves."""
-        await self._hub.call("leave", self.name, 0.0, within_s=_LOOK_S)
+    async def hurry(self, within_s: float) -> None:
+        """Take the service away without waiting for its streams, and with the last one what all share, as far as that
+        is done within `within_s` seconds. Workers that still drain end by themselves."""
+        with suppress(TimeoutError, TandemError):
+            async with asyncio.timeout(within_s):
+                with suppress(TandemError):
+                    await self._hub.call("leave", self.name, 0.0, within_s=within_s / 2)
+                if not await self._hub.call("services"):
+                    await self.end_shared()
 
     async def end_shared(self) -> None:
         """End routers and the hub, and Serve where it was started for Tandem and runs nothing of others."""
@@ -225,7 +228,3 @@ def _condition(obj: Json, type_: str) -> Json:
         return {}
     found: list[Json] = [each for each in status.get("conditions") or () if each["type"] == type_]
     return found[0] if found else {}
-
-
-def _path(url: str, path: str) -> str:
-    return parse_target(url).base + path

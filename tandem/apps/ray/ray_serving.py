@@ -11,7 +11,7 @@ from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get, _in
 from ray.serve.context import _get_global_client
 from ray.serve.exceptions import RayServeException
 
-from tandem.apps.ray.application import ROUTES, revision_application
+from tandem.apps.ray.application import ROUTERS, ROUTES, revision_application
 from tandem.apps.ray.hub_store import STATE
 from tandem.apps.ray.policy import WANTED_KEY, encode_table
 from tandem.apps.ray.serving import AppState, AppStatus, DeploymentState, RevisionApp
@@ -68,6 +68,11 @@ class RayServing:
 
     async def running(self) -> Mapping[str, AppState]:
         return await self._serve.run("say what runs", _ASK_S, _running)
+
+    async def state(self, name: str) -> AppState | None:
+        """An application of that name, whoever's; None where there is none. Changes nothing, so that commands may ask
+        beside the hub."""
+        return await self._serve.run("say what runs", _ASK_S, partial(_state_if_any, name))
 
     async def routers(self) -> tuple[str, ...]:
         """Names of the applications of Tandem's routers. Where Serve does not run there is none."""
@@ -136,14 +141,19 @@ def _deployed() -> set[str]:
     return {key.decode().removeprefix(_DEPLOYED) for key in _internal_kv_list(_DEPLOYED)}
 
 
+def _state_if_any(name: str) -> AppState | None:
+    app = _applications_if_any().get(name)
+    return None if app is None else _state(app)
+
+
 def _of_routers() -> tuple[str, ...]:
-    return tuple(name for name, app in _applications_if_any().items() if _routes(app))
+    return tuple(name for name, app in _applications_if_any().items() if _routes(name, app))
 
 
 def _not_ours() -> tuple[str, ...]:
     deployed = _deployed()
     found = _applications_if_any().items()
-    return tuple(name for name, app in found if name not in deployed and not _routes(app))
+    return tuple(name for name, app in found if name not in deployed and not _routes(name, app))
 
 
 def _deploy(app: RevisionApp, vllm_python: str | None) -> None:
@@ -161,8 +171,10 @@ def _delete(name: str) -> None:
         serve.delete(name, _blocking=False)
 
 
-def _routes(app: Any) -> bool:
-    """Whether an application is one of routers."""
+def _routes(name: str, app: Any) -> bool:
+    """Whether an application is one of routers; while it is being made it has no deployments by which to know it."""
+    if not app["deployments"]:
+        return name == ROUTERS
     options = [each["deployment_config"].get("ray_actor_options") or {} for each in app["deployments"].values()]
     return any(ROUTES in ((each.get("runtime_env") or {}).get("env_vars") or {}) for each in options)
 

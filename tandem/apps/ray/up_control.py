@@ -41,7 +41,8 @@ class RayOperations:
             before = await self._workers()
             await self._platform.scale(dict(wanted))
             seen = dict(before)
-            began, gone_at = self._clock.now(), {}
+            began = self._clock.now()
+            gone_at: dict[str, float] = {}
             try:
                 async with asyncio.timeout(self._start_s + within_s):
                     while True:

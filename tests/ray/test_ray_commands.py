@@ -1,0 +1,100 @@
+"""`tandem up --on ray` and `serve run tandem.ray:app` as people run them: against the cluster of three nodes."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+import yaml
+
+from tandem.apps.bench.client import Target
+from tests.ray.asking import answered, eventually, listed
+from tests.ray.conftest import HTTP_PORT, RayStage
+from tests.worlds.up_stage import Up
+
+AT = Target("127.0.0.1", HTTP_PORT, False, "")
+READY_S = 90.0
+
+
+def written(folder: Path, name: str, workers: int = 1) -> Path:
+    """The file of a service of unified simulated workers, called as its model."""
+    pool = {"name": "all", "role": "unified", "replicas": workers, "drainSeconds": 3}
+    service = {
+        "apiVersion": "tandem.dev/v1alpha1",
+        "kind": "ModelService",
+        "metadata": {"name": name},
+        "spec": {
+            "model": {"source": "demo", "name": name},
+            "engine": {"type": "simulated"},
+            "pools": [pool],
+            "router": {"port": HTTP_PORT},
+        },
+    }
+    path = folder / f"{name}.yaml"
+    path.write_text(yaml.safe_dump(service))
+    return path
+
+
+@asynccontextmanager
+async def running(folder: Path, argv: Sequence[str]) -> AsyncIterator[Up]:
+    """A command with a folder of its own for its run directory, which does not survive the test."""
+    (folder / "own").mkdir(exist_ok=True)
+    environment = {**os.environ, "TMPDIR": str(folder / "own"), "XDG_RUNTIME_DIR": "", "PYTHONUNBUFFERED": "1"}
+    process = await asyncio.create_subprocess_exec(
+        *argv, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT, env=environment
+    )
+    try:
+        yield Up(process, AT)
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+def up(stage: RayStage, *flags: str) -> tuple[str, ...]:
+    return (sys.executable, "-m", "tandem.apps.cli", "up", "--on", "ray", "--address", stage.cluster.address, *flags)
+
+
+def workers() -> set[int]:
+    """Worker processes of this network namespace's machine."""
+    found = set()
+    for each in psutil.process_iter(["cmdline"]):
+        command = each.info["cmdline"] or []
+        if "tandem.process.lifeline" in command:
+            found.add(each.pid)
+    return found
+
+
+@pytest.mark.asyncio
+async def test_up_serves_follows_edits_scales_and_leaves_nothing(ray_stage: RayStage) -> None:
+    file = written(ray_stage.folder, "chat")
+    segments = set(Path("/dev/shm").iterdir())
+    async with running(ray_stage.folder, up(ray_stage, str(file))) as command:
+        found = await command.line(r"chat is served at (\S+)/v1", READY_S)
+        assert found[1] == f"http://127.0.0.1:{HTTP_PORT}"
+        assert (await answered(AT, "chat", "hello", 5))["usage"]["completion_tokens"] == 5
+        first = workers()
+        assert len(first) == 1
+        file.write_text(file.read_text().replace("type: simulated", "type: simulated\n    blockTokens: 32"))
+        await command.line("is to be revision")
+        await eventually(lambda: _other_than(first))
+        assert (await answered(AT, "chat", "again", 5))["usage"]["completion_tokens"] == 5
+        scale = (sys.executable, "-m", "tandem.apps.cli", "scale", "all=2", "--url", f"http://127.0.0.1:{HTTP_PORT}")
+        async with running(ray_stage.folder, scale) as scaling:
+            assert await scaling.rest(60) == 0, scaling.lines
+        assert len(await listed(AT, "/v1/workers")) == 2
+        command.process.send_signal(signal.SIGINT)
+        assert await command.rest(90) == 0, command.lines
+    assert not workers(), command.lines
+    assert set(Path("/dev/shm").iterdir()) <= segments
+    assert not list((ray_stage.folder / "own").rglob("tandem-*/*"))
+
+
+async def _other_than(before: set[int]) -> bool:
+    now = workers()
+    return len(now) == 1 and not now & before
