@@ -87,7 +87,7 @@ async def test_up_serves_follows_edits_scales_and_leaves_nothing(ray_stage: RayS
         scale = (sys.executable, "-m", "tandem.apps.cli", "scale", "all=2", "--url", f"http://127.0.0.1:{HTTP_PORT}")
         async with running(ray_stage.folder, scale) as scaling:
             assert await scaling.rest(60) == 0, scaling.lines
-        assert len(await listed(AT, "/v1/workers")) == 2
+        await eventually(_two_listed)
         command.process.send_signal(signal.SIGINT)
         assert await command.rest(90) == 0, command.lines
     assert not workers(), command.lines
@@ -95,6 +95,28 @@ async def test_up_serves_follows_edits_scales_and_leaves_nothing(ray_stage: RayS
     assert not list((ray_stage.folder / "own").rglob("tandem-*/*"))
 
 
+async def _two_listed() -> bool:
+    return len(await listed(AT, "/v1/workers")) == 2
+
+
 async def _other_than(before: set[int]) -> bool:
     now = workers()
     return len(now) == 1 and not now & before
+
+
+@pytest.mark.asyncio
+async def test_serve_run_declares_services_and_the_hub_ends_with_its_application(ray_stage: RayStage) -> None:
+    from ray import serve
+
+    from tandem.apps.ray.hub_client import hub_of_this_cluster
+
+    file = written(ray_stage.folder, "declared")
+    run = [str(Path(sys.executable).with_name("serve")), "run", "--non-blocking", "--address"]
+    run += [ray_stage.cluster.address, "tandem.ray:app", f"model={file}", "routers=1"]
+    async with running(ray_stage.folder, run) as command:
+        assert await command.rest(READY_S) == 0, command.lines
+    assert (await answered(AT, "declared", "hello", 5))["usage"]["completion_tokens"] == 5
+    await hub_of_this_cluster().call("leave", "declared", 10.0, within_s=60)
+    await asyncio.to_thread(serve.delete, "default")
+    await hub_of_this_cluster().call("end")
+    assert not workers()

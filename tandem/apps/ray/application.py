@@ -39,9 +39,11 @@ def router_application(
     *,
     replica: type[RouterReplica] = RouterReplica,
     user_config: dict[str, Any] | None = None,
+    more: tuple[object, ...] = (),
 ) -> Any:
     """The application of routers: `replicas` of them, on a node each, with at most `streams` requests at once.
-    `user_config` goes to their `reconfigure`, where `replica` has one."""
+    `user_config` goes to their `reconfigure`, where `replica` has one, and `more` behind the plan to its
+    constructor."""
     deployment = serve.deployment(serve.ingress()(replica)).options(
         name=ROUTER,
         num_replicas=replicas,
@@ -54,7 +56,7 @@ def router_application(
         health_check_period_s=1.0,
         health_check_timeout_s=5.0,
     )
-    return deployment.bind(plan.encoded())
+    return deployment.bind(plan.encoded(), *more)
 
 
 def _pool(app: RevisionApp, plan: DeploymentPlan, vllm_python: str | None, *others: Any) -> Any:
