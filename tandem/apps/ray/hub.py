@@ -6,8 +6,8 @@ It knows Ray by the seam `Serving` alone.
 
 import asyncio
 import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import aclosing, contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import aclosing, suppress
 from typing import Final
 
 import msgspec
@@ -341,7 +341,7 @@ class Hub:
         while True:
             self._stirred.clear()
             self._gates.look()
-            with _saying(self._log):
+            with self._log.guarding("Serve"):
                 await self._kubelet.look()
             if not self._kubelet.empty:
                 self._empty_since = None
@@ -357,19 +357,8 @@ class Hub:
             if self._cluster.writes - self._compacted_at >= _HISTORY_MAX:
                 self._compacted_at = self._cluster.writes
                 self._cluster.compact()
-            with _saying(self._log):
+            with self._log.guarding("the store"):
                 await self._keeper.save()
-
-
-@contextmanager
-def _saying(log: EventLog) -> Iterator[None]:
-    """Says an operating error and goes on, unless it is that this hub acts no more."""
-    try:
-        yield
-    except TandemError as error:
-        if error.code == "stale_epoch":
-            raise
-        log.say(error.message)
 
 
 def _service_object(name: str) -> Json:

@@ -16,7 +16,7 @@ CALL_S: Final = 10.0
 _CLUSTER_ERRORS: Final = {"not_found": NotFound, "conflict": Conflict, "stale_epoch": Expired}
 
 
-class Hub(Protocol):
+class HubCalls(Protocol):
     """What replicas, routers and commands ask of the hub (`tandem.apps.ray.hub`), by the names of its methods."""
 
     async def call(self, method: str, *arguments: object, within_s: float = CALL_S) -> Any:
@@ -26,8 +26,8 @@ class Hub(Protocol):
 
 
 class HubClient:
-    """`Hub` over an actor of Ray. `find` gives the actor's handle, and is asked again after every lost call: a hub
-    that comes back on another node, or a new one, has another handle."""
+    """`HubCalls` over an actor of Ray. `find` gives the actor's handle, and is asked again after every lost call: a
+    hub that comes back on another node, or a new one, has another handle."""
 
     def __init__(self, find: Callable[[], Any]) -> None:
         self._find = find

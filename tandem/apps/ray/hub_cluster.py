@@ -3,7 +3,7 @@
 from collections.abc import AsyncGenerator
 from typing import Final, NoReturn
 
-from tandem.apps.ray.hub_client import CALL_S, Hub
+from tandem.apps.ray.hub_client import CALL_S, HubCalls
 from tandem.core.errors import TandemError
 from tandem.kube.cluster import Page, Selector, WatchEvent
 from tandem.kube.kinds import Json, Ref
@@ -16,7 +16,7 @@ class HubCluster:
     """Lists and watches by calls to the hub; while it is away they raise `link_lost`, and reflectors keep what they
     have. Everything that writes, and `get`, raises `not_allowed`."""
 
-    def __init__(self, hub: Hub, wait_s: float = WAIT_S) -> None:
+    def __init__(self, hub: HubCalls, wait_s: float = WAIT_S) -> None:
         self._hub = hub
         self._wait_s = wait_s
 

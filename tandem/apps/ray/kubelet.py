@@ -6,9 +6,9 @@ stands in for its controllers and kubelets.
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import msgspec
@@ -16,7 +16,7 @@ import msgspec
 from control_plane.objects.names import POOL, REVISION, SERVICE, annotations_of, labels_of
 from control_plane.objects.revisions import read_revision
 from tandem.apps.ray.pods import NAMESPACE, named, pod_of, status_of
-from tandem.apps.ray.serving import RevisionApp, Serving, WorkerTold, app_name
+from tandem.apps.ray.serving import AppState, RevisionApp, Serving, WorkerTold, app_name
 from tandem.apps.ray.serving_plan import ServingObserved, Workload, orphans, serving_plan, workloads_of
 from tandem.core.clock import Clock
 from tandem.core.errors import TandemError
@@ -78,6 +78,8 @@ class Kubelet:
         self._looked_at: float | None = None
         self._table: tuple[object, float] | None = None
         self._orphaned: dict[str, float] = {}
+        self._failed: dict[str, float] = {}
+        self._messages: dict[str, str] = {}
         self._not_before: dict[str, float] = {}
         self._wanted: frozenset[str] | None = None
         self._running: tuple[str, ...] | None = None
@@ -189,8 +191,30 @@ class Kubelet:
         )
         self._wanted = frozenset(each.app for each in seen.workloads)
         self._orphaned = {name: self._orphaned.get(name, now) for name in orphans(seen)}
-        since = {name: now - at for name, at in self._orphaned.items()}
-        return ServingObserved(seen.workloads, seen.services, running, seen.present, since, seen.leaving)
+        failed = [name for name, state in running.items() if state.status == "failed"]
+        self._failed = {name: self._failed.get(name, now) for name in failed}
+        self._tell(running)
+        return replace(
+            seen,
+            orphaned={name: now - at for name, at in self._orphaned.items()},
+            failed={name: now - at for name, at in self._failed.items()},
+        )
+
+    def _tell(self, running: Mapping[str, AppState]) -> None:
+        """Say what is new in Serve's own words about applications that do not run."""
+        said = {}
+        for name, state in running.items():
+            parts = (
+                state.message,
+                *(f"{pool}: {each.message}" for pool, each in state.deployments.items() if each.message),
+            )
+            told = " ".join(filter(None, parts))
+            if told and state.status in ("unhealthy", "failed"):
+                said[name] = told
+        for name, told in said.items():
+            if self._messages.get(name) != told:
+                self._say(f"application {name} is {running[name].status}: {told}")
+        self._messages = said
 
     async def _want(self, table: dict[str, dict[str, int]]) -> None:
         now = self._clock.now()

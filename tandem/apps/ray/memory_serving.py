@@ -50,6 +50,7 @@ class _Application:
     app: RevisionApp
     pools: dict[str, _Deployment]
     deleting: bool = False
+    failed: bool = False
 
 
 class MemoryServing:
@@ -64,6 +65,8 @@ class MemoryServing:
         self.report = report
         self.deployed: list[str] = []
         self.broken: set[str] = set()
+        self.failing: set[str] = set()
+        """Pools whose replicas cannot start: Serve gives an application up that is deployed with one of them."""
         self.held: set[str] = set()
         """Workers whose drain does not end."""
         self.lost = False
@@ -85,7 +88,8 @@ class MemoryServing:
         if app.name in self._apps:
             return
         self.deployed.append(app.name)
-        self._apps[app.name] = _Application(app, {plan.pool: _Deployment(plan, plan.first) for plan in app.pools})
+        pools = {plan.pool: _Deployment(plan, plan.first) for plan in app.pools}
+        self._apps[app.name] = _Application(app, pools, failed=bool(pools.keys() & self.failing))
 
     async def want(self, counts: Mapping[str, Mapping[str, int]]) -> None:
         await self._answer()
@@ -141,7 +145,7 @@ class MemoryServing:
         asked = self._table.get(app.app.name, {}).get(deployment.plan.pool)
         if asked is not None:
             deployment.wanted = min(asked, deployment.plan.most)
-        wanted = 0 if app.deleting else deployment.wanted
+        wanted = 0 if app.deleting or app.failed else deployment.wanted
         staying = [each for each in deployment.replicas if each.leaves_at is None]
         for _ in range(wanted - len(staying)):
             deployment.replicas.append(self._replica(app.app, deployment.plan, now))
@@ -196,6 +200,8 @@ class MemoryServing:
             gang = each.plan.gang
             deployments[name] = DeploymentState(ready * gang, starting * gang, leaving * gang)
         whole = all(deployments[name].running >= each.wanted * each.plan.gang for name, each in app.pools.items())
+        if app.failed and not app.deleting:
+            return AppState("failed", deployments, "its replicas cannot start")
         status: AppStatus = "deleting" if app.deleting else "running" if whole else "deploying"
         return AppState(status, deployments)
 

@@ -17,7 +17,7 @@ from tandem.apps.bench.client import Target
 from tandem.apps.cli.member import Member
 from tandem.apps.cli.router_client import send_request
 from tandem.apps.cli.run_directory import tail
-from tandem.apps.ray.hub_client import Hub
+from tandem.apps.ray.hub_client import HubCalls
 from tandem.apps.ray.serving import WorkerTold
 from tandem.core.errors import TandemError
 from tandem.link.address import parse_address, split_host
@@ -41,7 +41,7 @@ class OwnedWorker:
     """A worker process and the reports about it. `told` is the latest report; `lost` is called once with the exit
     status when the process ends and nobody has asked it to."""
 
-    def __init__(self, told: WorkerTold, command: Command, hub: Hub, lost: Callable[[int], None]) -> None:
+    def __init__(self, told: WorkerTold, command: Command, hub: HubCalls, lost: Callable[[int], None]) -> None:
         self.told = told
         self._command = command
         self._member = Member(command, told.role)

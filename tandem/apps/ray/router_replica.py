@@ -18,7 +18,7 @@ from router.process_settings import ProcessSettings, sized
 from router.service import RouterService
 from router.wiring import Wiring
 from tandem.apps.ray.asgi import App, asgi
-from tandem.apps.ray.hub_client import Hub, hub_of_this_cluster
+from tandem.apps.ray.hub_client import HubCalls, hub_of_this_cluster
 from tandem.apps.ray.hub_cluster import HubCluster
 from tandem.apps.ray.replica_place import ReplicaPlace, place_on_ray
 from tandem.apps.ray.serving import RouterTold
@@ -187,7 +187,7 @@ def _settings(told: RouterPlan, place: ReplicaPlace, name: str) -> ProcessSettin
     return sized(load_settings(ProcessSettings, as_flags(given)))
 
 
-def _connecting(hub: Hub) -> Connect:
+def _connecting(hub: HubCalls) -> Connect:
     async def connect() -> Cluster:
         return HubCluster(hub)
 

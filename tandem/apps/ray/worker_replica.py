@@ -7,7 +7,7 @@ import signal
 import msgspec
 from ray import serve
 
-from tandem.apps.ray.hub_client import Hub, hub_of_this_cluster
+from tandem.apps.ray.hub_client import HubCalls, hub_of_this_cluster
 from tandem.apps.ray.launching import WorkerPlace, asks_for_rdma, fetch_command, interpreter, worker_command
 from tandem.apps.ray.owned_worker import OwnedWorker
 from tandem.apps.ray.placing import actor_options
@@ -75,7 +75,7 @@ class WorkerReplica:
         self._worker = OwnedWorker(report, command, hub, self._end_with_worker)
         await self._worker.start(self._place.logs)
 
-    async def _where(self, told: WorkerPlan, pool: Pool, hub: Hub) -> WorkerPlace:
+    async def _where(self, told: WorkerPlan, pool: Pool, hub: HubCalls) -> WorkerPlace:
         assert self._place is not None
         context = serve.get_replica_context()
         gang, rank, leader = context.gang_context, 0, ""

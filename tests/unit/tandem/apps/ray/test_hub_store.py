@@ -153,6 +153,21 @@ async def test_the_log_gives_what_is_new_and_waits_for_it() -> None:
     assert (await later.after(since, 0.0))[1] == ("d",)
 
 
+async def test_a_trouble_is_said_once_and_its_end_too() -> None:
+    log = EventLog()
+    for _ in range(3):
+        for what in ("Serve", "the store"):
+            with log.guarding(what):
+                raise TandemError("link_lost", f"{what} is away")
+    with log.guarding("Serve"):
+        pass
+    with log.guarding("Serve"):
+        pass
+    assert (await log.after(0, 0.0))[1] == ("Serve is away", "the store is away", "Serve can be reached again")
+    with pytest.raises(TandemError), log.guarding("Serve"):
+        raise TandemError("stale_epoch", "a younger one acts")
+
+
 async def test_a_comparison_without_a_router_could_not_be_made() -> None:
     with pytest.raises(TandemError, match="no router"):
         await VerifyProcess(lambda: None)(Comparison((), ""))

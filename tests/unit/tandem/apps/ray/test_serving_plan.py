@@ -3,6 +3,7 @@
 from control_plane.objects.names import POOL, REVISION, SERVICE
 from tandem.apps.ray.serving import AppState, AppStatus, DeploymentState
 from tandem.apps.ray.serving_plan import (
+    FAILED_S,
     ORPHANED_S,
     ServingObserved,
     ServingPlan,
@@ -36,7 +37,7 @@ def plan(
     leaving: frozenset[str] = frozenset(),
 ) -> ServingPlan:
     services = {app: (FOUND, app.rpartition("-")[2]) for app in (OLD, NEW)}
-    return serving_plan(ServingObserved(workloads, services, running or {}, present, orphaned or {}, leaving))
+    return serving_plan(ServingObserved(workloads, services, running or {}, present, orphaned or {}, leaving=leaving))
 
 
 def test_what_is_wanted_and_not_there_is_deployed_with_its_first_counts() -> None:
@@ -90,6 +91,24 @@ def test_an_orphan_is_not_waited_for_longer_than_its_time() -> None:
     assert not plan((), running, orphaned={OLD: ORPHANED_S - 0.1}).delete
     assert plan((), running, orphaned={OLD: ORPHANED_S}).delete == (OLD,)
     assert not plan((), {OLD: state("deleting", p=1)}, orphaned={OLD: ORPHANED_S}).delete, "once is enough"
+
+
+def test_an_application_that_serve_gave_up_is_deleted_to_be_made_anew() -> None:
+    services = {NEW: (FOUND, "1111111111")}
+
+    def given_up(since_s: float, **running: int) -> tuple[str, ...]:
+        there = {NEW: state("failed", **running)}
+        return serving_plan(ServingObserved(work(NEW, p=1, d=1), services, there, failed={NEW: since_s})).delete
+
+    assert given_up(FAILED_S, p=1, d=0) == (NEW,)
+    assert given_up(FAILED_S) == (NEW,)
+    assert not given_up(FAILED_S - 0.1, p=1, d=0)
+    assert not given_up(FAILED_S, p=1, d=1), "it can be used"
+    there = {NEW: state("failed")}
+    kept = ServingObserved(work(NEW, p=1, d=1), {}, there, failed={NEW: FAILED_S})
+    assert not serving_plan(kept).delete, "without its record it could not be made again"
+    asleep = ServingObserved(work(NEW, p=0, d=0), services, there, failed={NEW: FAILED_S})
+    assert not serving_plan(asleep).delete
 
 
 def test_a_service_that_leaves_has_no_workers() -> None:
