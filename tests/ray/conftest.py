@@ -53,8 +53,6 @@ def ray_stage() -> Iterator[RayStage]:
     from ray import serve
     from ray.cluster_utils import Cluster
 
-    from tandem.apps.ray.ingress import IngressPorts, ingress_environment, start_serve
-
     each = {"object_store_memory": 80 << 20, "num_cpus": 8}
     head = {**each, "include_dashboard": False, "node_ip_address": "127.0.0.1", "temp_dir": str(folder / "ray")}
     cluster = Cluster(initialize_head=True, head_node_args={**head, "resources": {"n0": 100}})
@@ -64,14 +62,21 @@ def ray_stage() -> Iterator[RayStage]:
             address = f"127.0.0.{index + 1}"
             nodes.append(cluster.add_node(**each, node_ip_address=address, resources={f"n{index}": 100}))
         ray.init(address=cluster.address, log_to_driver=False, namespace="tests")
-        ports = IngressPorts(HTTP_PORT, HTTP_PORT + 404, HTTP_PORT + 101, FALLBACK_PORT)
-        assert start_serve(HTTP_PORT, ingress_environment(folder / "ha", ports))
+        begin_serve(folder)
         yield RayStage(cluster, nodes, folder)
         serve.shutdown()
     finally:
         ray.shutdown()
         cluster.shutdown()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def begin_serve(folder: Path) -> None:
+    """Start Serve with HAProxy, whose files go into `folder`."""
+    from tandem.apps.ray.ingress import IngressPorts, ingress_environment, start_serve
+
+    ports = IngressPorts(HTTP_PORT, HTTP_PORT + 404, HTTP_PORT + 101, FALLBACK_PORT)
+    assert start_serve(HTTP_PORT, ingress_environment(folder / "ha", ports))
 
 
 def _environment(folder: Path) -> dict[str, str]:

@@ -6,9 +6,11 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Final, TypeVar
 
+import ray
 from ray import serve
 from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get, _internal_kv_list, _internal_kv_put
-from ray.serve.context import _get_global_client
+from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
+from ray.serve.context import _disconnect, _get_global_client
 from ray.serve.exceptions import RayServeException
 
 from tandem.apps.ray.application import ROUTERS, ROUTES, revision_application
@@ -115,17 +117,24 @@ class RayStore:
             await self._kept.run(f"forget {key}", _ASK_S, partial(_internal_kv_del, key))
 
 
+def _client() -> Any:
+    """Serve's client; None where Serve does not run. Ray's own would go on asking a controller that was shut down."""
+    try:
+        controller = ray.get_actor(SERVE_CONTROLLER_NAME, namespace=SERVE_NAMESPACE)
+    except ValueError:
+        return None
+    client = _get_global_client()
+    if client._controller._actor_id != controller._actor_id:
+        _disconnect()
+        client = _get_global_client()
+    return client
+
+
 def _applications() -> Mapping[str, Any]:
-    """Serve's own details of all applications, by name. Raises `RayServeException` where Serve does not run."""
-    details = _get_global_client().get_serve_details()
-    found: Mapping[str, Any] = details["applications"]
+    """Serve's own details of all applications, by name. Where Serve does not run there are none."""
+    client = _client()
+    found: Mapping[str, Any] = {} if client is None else client.get_serve_details()["applications"]
     return found
-
-
-def _applications_if_any() -> Mapping[str, Any]:
-    if _get_global_client(raise_if_no_controller_running=False) is None:
-        return {}
-    return _applications()
 
 
 def _running() -> dict[str, AppState]:
@@ -142,21 +151,23 @@ def _deployed() -> set[str]:
 
 
 def _state_if_any(name: str) -> AppState | None:
-    app = _applications_if_any().get(name)
+    app = _applications().get(name)
     return None if app is None else _state(app)
 
 
 def _of_routers() -> tuple[str, ...]:
-    return tuple(name for name, app in _applications_if_any().items() if _routes(name, app))
+    return tuple(name for name, app in _applications().items() if _routes(name, app))
 
 
 def _not_ours() -> tuple[str, ...]:
     deployed = _deployed()
-    found = _applications_if_any().items()
+    found = _applications().items()
     return tuple(name for name, app in found if name not in deployed and not _routes(name, app))
 
 
 def _deploy(app: RevisionApp, vllm_python: str | None) -> None:
+    if _client() is None:
+        raise TandemError("link_lost", "Ray Serve does not run on this cluster")
     if app.name in _applications():
         if app.name not in _deployed():
             raise TandemError("bad_setting", f"an application {app.name} that is not Tandem's runs on this cluster")
