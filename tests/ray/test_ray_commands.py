@@ -1,6 +1,7 @@
 """`tandem up --on ray` and `serve run tandem.ray:app` as people run them: against the cluster of three nodes."""
 
 import asyncio
+import json
 import os
 import signal
 import sys
@@ -13,6 +14,7 @@ import pytest
 import yaml
 
 from tandem.apps.bench.client import Target
+from tandem.apps.ray.discovery_file import FILE
 from tests.ray.asking import answered, eventually, listed
 from tests.ray.conftest import HTTP_PORT, RayStage
 from tests.worlds.up_stage import Up
@@ -97,6 +99,7 @@ async def test_up_serves_follows_edits_scales_and_leaves_nothing(ray_stage: RayS
         async with running(ray_stage.folder, scale) as scaling:
             assert await scaling.rest(60) == 0, scaling.lines
         await eventually(_two_listed)
+        await eventually(lambda: _scraped(ray_stage))
         command.process.send_signal(signal.SIGINT)
         assert await command.rest(90) == 0, command.lines
     assert not workers(), command.lines
@@ -106,6 +109,13 @@ async def test_up_serves_follows_edits_scales_and_leaves_nothing(ray_stage: RayS
 
 async def _two_listed() -> bool:
     return len(await listed(AT, "/v1/workers")) == 2
+
+
+async def _scraped(stage: RayStage) -> bool:
+    """Whether Prometheus would find two workers and two routers."""
+    file = stage.folder / "ray" / "session_latest" / FILE
+    groups = json.loads(file.read_text()) if file.exists() else []
+    return sorted(each["labels"]["role"] for each in groups) == ["router", "router", "unified", "unified"]
 
 
 async def _other_than(before: set[int]) -> bool:

@@ -51,5 +51,3 @@ async def _leave(name: str, within_s: float) -> None:
         await hub_of_this_cluster().call("leave", name, within_s, within_s=3 * within_s + _START_S)
     except TandemError as error:
         event(_log, "service_stays", level=logging.WARNING, service=name, problem=error.message)
-
-

@@ -14,7 +14,7 @@ from tandem.apps.cli.registry import PlatformEntry
 from tandem.apps.cli.router_client import send_request
 from tandem.apps.ray import cluster
 from tandem.apps.ray.cluster import ClusterNodes
-from tandem.apps.ray.hub_client import Hub
+from tandem.apps.ray.hub_client import HubCalls
 from tandem.apps.ray.options import RaySettings
 from tandem.apps.ray.ray_serving import OneThread, RayServing
 from tandem.apps.ray.serving import app_name
@@ -37,7 +37,7 @@ class RayPlatform:
     """One service of the cluster that this process is connected to, and what all services share. `url` is where
     clients reach it, and empty until that is known."""
 
-    def __init__(self, hub: Hub, settings: RaySettings, service: ModelService, say: Say) -> None:
+    def __init__(self, hub: HubCalls, settings: RaySettings, service: ModelService, say: Say) -> None:
         self.service = service
         self.url = ""
         self._hub = hub

@@ -44,7 +44,9 @@ def test_what_is_not_said_has_defaults(tmp_path: Path) -> None:
 
 def test_what_is_said_is_taken_over(tmp_path: Path) -> None:
     file = written(tmp_path)
-    flags = "--address ray://head:10001 --ingress direct --routers 3 --route-prefix /llm --vllm-python /v/python --keep"
+    flags = (
+        "--address ray://head:10001 --ingress direct --routers 3 --route-prefix /llm --vllm-python /v/python --keep"
+    )
     options = parse(("--on", "ray", *flags.split(), "--port", "9000", str(file)))
     settings = options.settings
     assert (settings.address, settings.ingress, settings.routers) == ("ray://head:10001", "direct", 3)
