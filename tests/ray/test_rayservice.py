@@ -1,4 +1,4 @@
-"""The example for KubeRay: as its CRD, Serve's own schema and our hub take it. Needs Go for the CRD, and no cluster."""
+"""The example for KubeRay: as its CRD, Serve's own schema and our hub take it. Needs Go, and no cluster."""
 
 import json
 import subprocess

@@ -28,7 +28,7 @@ class DeclaringRouter(RouterReplica):
     async def __init__(self, plan: bytes, vllm_python: str | None = None) -> None:  # type: ignore[misc]  # as above
         await asyncio.to_thread(make_hub, RaySettings(vllm_python=vllm_python))
         await hub_of_this_cluster().call("key", within_s=_START_S)
-        await super().__init__(plan)  # type: ignore[misc]  # Serve's classes may have such a one
+        await super().__init__(plan)
 
     async def reconfigure(self, user_config: dict[str, Any]) -> None:
         """Called by Serve after the start and for each change of `user_config`, which keeps the routers running.
