@@ -16,11 +16,12 @@ import yaml
 from tandem.apps.bench.client import Target
 from tandem.apps.ray.discovery_file import FILE
 from tests.ray.asking import answered, eventually, listed
-from tests.ray.conftest import HTTP_PORT, RayStage
+from tests.ray.conftest import HTTP_PORT, RayStage, begin_serve
 from tests.worlds.up_stage import Up
 
 AT = Target("127.0.0.1", HTTP_PORT, False, "")
 READY_S = 90.0
+pytestmark = pytest.mark.timeout(300)
 
 
 def written(folder: Path, name: str, workers: int = 1) -> Path:
@@ -83,8 +84,28 @@ def segments() -> list[str]:
 
 @pytest.mark.asyncio
 async def test_up_serves_follows_edits_scales_and_leaves_nothing(ray_stage: RayStage) -> None:
-    file = written(ray_stage.folder, "chat")
-    async with running(ray_stage.folder, up(ray_stage, str(file))) as command:
+    """Serve does not run before, so that the command starts it and ends it."""
+    from ray import serve
+
+    from tandem.apps.ray.cluster import cluster_nodes
+
+    await asyncio.to_thread(serve.shutdown)
+    try:
+        await _up_edited_scaled_and_stopped(ray_stage)
+        assert not workers()
+        assert not segments()
+        assert not list((ray_stage.folder / "own").rglob("tandem-*/*"))
+        assert not cluster_nodes().ingress_folder.exists()
+        await eventually(_hub_gone)
+        assert not serve_processes()
+    finally:
+        await asyncio.to_thread(serve.shutdown)
+        begin_serve(ray_stage.folder)
+
+
+async def _up_edited_scaled_and_stopped(stage: RayStage) -> None:
+    file = written(stage.folder, "chat")
+    async with running(stage.folder, up(stage, str(file))) as command:
         found = await command.line(r"chat is served at (\S+)/v1", READY_S)
         assert found[1] == f"http://127.0.0.1:{HTTP_PORT}"
         assert (await answered(AT, "chat", "hello", 5))["usage"]["completion_tokens"] == 5
@@ -96,15 +117,34 @@ async def test_up_serves_follows_edits_scales_and_leaves_nothing(ray_stage: RayS
         await eventually(lambda: _other_than(first))
         assert (await answered(AT, "chat", "again", 5))["usage"]["completion_tokens"] == 5
         scale = (sys.executable, "-m", "tandem.apps.cli", "scale", "all=2", "--url", f"http://127.0.0.1:{HTTP_PORT}")
-        async with running(ray_stage.folder, scale) as scaling:
+        async with running(stage.folder, scale) as scaling:
             assert await scaling.rest(60) == 0, scaling.lines
         await eventually(_two_listed)
-        await eventually(lambda: _scraped(ray_stage))
+        await eventually(lambda: _scraped(stage))
         command.process.send_signal(signal.SIGINT)
         assert await command.rest(90) == 0, command.lines
-    assert not workers(), command.lines
-    assert not segments()
-    assert not list((ray_stage.folder / "own").rglob("tandem-*/*"))
+        assert command.lines[-1] == "stopped", command.lines
+        assert not any("not everything has left" in line for line in command.lines), command.lines
+
+
+async def _hub_gone() -> bool:
+    import ray
+
+    from tandem.apps.ray.hub_client import HUB, NAMESPACE
+
+    try:
+        ray.get_actor(HUB, namespace=NAMESPACE)
+    except ValueError:
+        return True
+    return False
+
+
+def serve_processes() -> list[str]:
+    """Replicas, proxies and the controller of Serve, and HAProxy."""
+    names = [" ".join(each.info["cmdline"] or []) for each in psutil.process_iter(["cmdline"])]
+    return [
+        name for name in names if name.startswith(("ray::ServeReplica", "ray::ServeController")) or "haproxy" in name
+    ]
 
 
 async def _two_listed() -> bool:

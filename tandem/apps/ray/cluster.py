@@ -123,13 +123,13 @@ def deploy_routers(settings: RaySettings, replicas: int, port: int, streams: int
     serve.run_many([target], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
 
 
-def delete_routers() -> None:
-    """Take the routers away that `deploy_routers` has made; return when they have ended."""
+def delete_routers(*, wait: bool) -> None:
+    """Take the routers away that `deploy_routers` has made; with `wait` return when they have ended."""
     from ray import serve
 
     from tandem.apps.ray.application import ROUTERS
 
-    serve.delete(ROUTERS)
+    serve.delete(ROUTERS, _blocking=wait)
 
 
 def stop_serve(nodes: ClusterNodes) -> None:

@@ -13,6 +13,7 @@ from tandem.apps.bench.client import parse_target
 from tandem.apps.cli.registry import PlatformEntry
 from tandem.apps.cli.router_client import send_request
 from tandem.apps.ray import cluster
+from tandem.apps.ray.application import ROUTERS
 from tandem.apps.ray.cluster import ClusterNodes
 from tandem.apps.ray.hub_client import HubCalls
 from tandem.apps.ray.options import RaySettings
@@ -26,7 +27,8 @@ Say = Callable[[str], None]
 
 _ASK_S: Final = 30.0
 _START_S: Final = 120.0
-_END_S: Final = 60.0
+_END_S: Final = 120.0
+"""Serve itself lets its ingress drain for 30 s, unless its environment says otherwise."""
 _LOOK_S: Final = 0.5
 _EVENTS_S: Final = 10.0
 _MARGIN_S: Final = 5.0
@@ -181,27 +183,19 @@ class RayPlatform:
         await self.end_shared()
 
     async def hurry(self, within_s: float) -> None:
-        """Take the service away without waiting for its streams, and with the last one what all share, as far as that
-        is done within `within_s` seconds. Workers that still drain end by themselves."""
+        """Have the service go without waiting for its streams, and with the last one the routers and the hub, as far
+        as that can be asked for within `within_s` seconds. What drains then ends by itself; Serve stays."""
         with suppress(TimeoutError, TandemError):
             async with asyncio.timeout(within_s):
                 with suppress(TandemError):
                     await self._hub.call("leave", self.name, 0.0, within_s=within_s / 2)
                 if not await self._hub.call("services"):
-                    await self.end_shared()
+                    await self._end_routers(wait=False)
 
     async def end_shared(self) -> None:
         """End routers and the hub, and Serve where it was started for Tandem and runs nothing of others."""
-        from tandem.apps.ray.application import ROUTERS
-
         ours = await self._hub.call("started_serve")
-        routers = await self._serving.routers()
-        if ROUTERS in routers:
-            await self._ray.run("delete routers", _END_S, cluster.delete_routers)
-        elif routers:
-            self._say(f"routers stay: application {routers[0]} is not of this command")
-            return
-        if not await self._hub.call("end"):
+        if not await self._end_routers(wait=True):
             return
         others = await self._serving.others()
         if ours and not others and self._nodes is not None:
@@ -209,6 +203,17 @@ class RayPlatform:
             await self._ray.run("end Serve", _END_S, lambda: cluster.stop_serve(nodes))
         elif ours:
             self._say(f"Serve goes on: it runs {', '.join(others)}")
+
+    async def _end_routers(self, *, wait: bool) -> bool:
+        """End the routers that this command, or one like it, has made, and the hub; whether both end."""
+        routers = await self._serving.routers()
+        if routers and ROUTERS not in routers:
+            self._say(f"routers and hub stay: application {routers[0]} was not made by `tandem up`")
+            return False
+        if routers:
+            await self._ray.run("delete routers", _END_S, lambda: cluster.delete_routers(wait=wait))
+        ends: bool = await self._hub.call("end")
+        return ends
 
     def curl(self) -> str:
         """A request to paste into a shell."""
