@@ -84,7 +84,11 @@ RAY_S ?= 600
 ALONE := timeout --kill-after=10 $(RAY_S) unshare $(if $(filter 0,$(shell id -u)),,--map-root-user) --net --pid --fork \
 	--kill-child=KILL --mount-proc sh -c 'ip link set lo up; "$$@"; exit $$?' sh
 
+# KubeRay's definitions, for what is tested where there is no network.
+KUBERAY := github.com/ray-project/kuberay/ray-operator@v1.5.0
+
 test-ray: $(if $(filter $(BIN)/python,$(RAY_PYTHON)),setup)
+	go mod download $(KUBERAY)
 	RAY_USAGE_STATS_ENABLED=0 PYTHONPATH=$(CURDIR) $(ALONE) $(RAY_PYTHON) -m pytest tests/ray $(RAY_FLAGS)
 
 cluster-binaries: setup

@@ -13,14 +13,14 @@ disconnects.
 import asyncio
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
-from tandem.apps.cli.operations import Change, Operations
+from tandem.apps.cli.operations import Change, Say
 from tandem.apps.cli.registry import PlatformEntry
 from tandem.core.deadlines import Deadlines
 from tandem.core.errors import TandemError
@@ -59,10 +59,18 @@ class ReplyLine(msgspec.Struct, frozen=True, omit_defaults=True):
     error: ControlError | None = None
 
 
+class Changing(Protocol):
+    """What carries changes out: `tandem.apps.cli.operations.Operations`, and that of Tandem on Ray."""
+
+    async def scale(self, wanted: Mapping[str, int], within_s: float, say: Say) -> Change: ...
+
+    async def drain(self, name: str, within_s: float, remove: bool, say: Say) -> Change: ...
+
+
 class ControlServer:
     """Listens at `path`. `describe` gives the platform's own entry."""
 
-    def __init__(self, path: Path, operations: Operations, describe: Callable[[], PlatformEntry]) -> None:
+    def __init__(self, path: Path, operations: Changing, describe: Callable[[], PlatformEntry]) -> None:
         self._path = path
         self._operations = operations
         self._describe = describe

@@ -13,9 +13,10 @@ import msgspec
 from rich.console import Console
 
 from router.generation import RequestStatus
+from tandem.apps.cli.every_router import fetch_status_from, routers_behind
 from tandem.apps.cli.fleet_summary import NONE, render_split
 from tandem.apps.cli.request_trace import assemble_trace
-from tandem.apps.cli.router_client import RunningStatus, fetch_status, fleet_outlooks
+from tandem.apps.cli.router_client import RunningStatus, fleet_outlooks
 from tandem.apps.cli.timeline import render
 from tandem.apps.client.http import Target, parse_target
 from tandem.core.errors import TandemError
@@ -36,7 +37,8 @@ def main(arguments: Sequence[str]) -> int:
     target = parse_target(options.url, options.api_key)
     if options.request_id == FLEET:
         return _fleet(target, options.json)
-    found = asyncio.run(fetch_status(target, options.request_id))
+    others = routers_behind(target, os.environ)
+    found = asyncio.run(fetch_status_from(target, others, options.request_id))
     if options.json:
         shown = found if isinstance(found, RunningStatus) else found.spans
         print(msgspec.json.format(msgspec.json.encode(shown), indent=2).decode())

@@ -6,22 +6,31 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib import import_module
+from typing import Final
 
 from rich.console import Console
 
 from tandem.apps.cli import drill_settings as pace
 from tandem.apps.cli.display import LineDisplay, StatusDisplay, TableDisplay
 from tandem.apps.cli.platform import Platform
+from tandem.apps.cli.printing import print_line, silence
 from tandem.apps.cli.rolling.spec_watch import SpecWatch
 from tandem.apps.cli.run_directory import tail
 from tandem.apps.cli.single_node import ignored_fields, stays_unified, unchecked_handoff
 from tandem.apps.cli.supervisor import Supervisor
-from tandem.apps.cli.up_options import UpOptions, parse
+from tandem.apps.cli.up_options import UpOptions, parse, place_of
 from tandem.core.errors import TandemError
+
+ON_RAY: Final = "tandem.apps.ray.command"
+"""The module of `--on ray`; it lies above this one and is imported when it is asked for."""
 
 
 def main(arguments: Sequence[str]) -> int:
     """Exit status 0 after a stop that was asked for, 1 when something could not start, 2 for wrong use."""
+    if place_of(arguments) == "ray":
+        status: int = import_module(ON_RAY).main(arguments)
+        return status
     options = parse(arguments)
     service = options.service
     for line in (ignored_fields(service), unchecked_handoff(service), stays_unified(service)):
@@ -29,7 +38,7 @@ def main(arguments: Sequence[str]) -> int:
             print(line, file=sys.stderr)
     platform = Platform(options.service, os.environ, drills=options.drills)
     for note in platform.notes:
-        _print(note)
+        print_line(note)
     with cleaning_up(platform):
         asyncio.run(_up(platform, options))
     return 0
@@ -72,7 +81,7 @@ async def _up(platform: Platform, options: UpOptions) -> None:
 
     with board:
         await platform.run(board, serve)
-    _print("stopped")
+    print_line("stopped")
 
 
 async def _follow(platform: Platform, options: UpOptions, supervisor: Supervisor, board: StatusDisplay) -> None:
@@ -89,21 +98,7 @@ def _board(platform: Platform, plain: bool) -> StatusDisplay:
     console = Console()
     if console.is_terminal and not plain:
         return TableDisplay(console, platform.members, lambda: platform.watch.line)
-    return LineDisplay(_print)
-
-
-def _print(line: str) -> None:
-    try:
-        print(line, flush=True)
-    except BrokenPipeError:
-        _silence()  # whoever read us is gone; serving goes on
-
-
-def _silence() -> None:
-    """Discard everything that is printed from now on."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    for descriptor in (1, 2):
-        os.dup2(nowhere, descriptor)
+    return LineDisplay(print_line)
 
 
 def _on_signals(supervisor: Supervisor, asked: asyncio.Event, board: StatusDisplay) -> None:
@@ -117,7 +112,7 @@ def _on_signals(supervisor: Supervisor, asked: asyncio.Event, board: StatusDispl
             board.say("stopping; running streams may end first, another Ctrl-C stops at once")
 
     def hung_up() -> None:
-        _silence()
+        silence()
         asked.set()
         supervisor.stop()
 

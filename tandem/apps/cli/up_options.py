@@ -75,6 +75,22 @@ class UpOptions:
     """Workers let `tandem drill` damage them, and are paced for it."""
 
 
+def place_of(arguments: Sequence[str]) -> str:
+    """Where the platform is to run, `machine` or `ray`: each has options of its own."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, prog="tandem up")
+    add_place(parser)
+    return str(parser.parse_known_args(arguments)[0].on)
+
+
+def add_place(parser: argparse.ArgumentParser) -> None:
+    """Add the option `--on`."""
+    parser.add_argument(
+        "--on", choices=("machine", "ray"), default="machine",
+        help="where to run: this machine (the default), or a Ray cluster, of which `tandem up --on ray --help` says "
+        "more",
+    )  # fmt: skip
+
+
 def parse(arguments: Sequence[str]) -> UpOptions:
     """Raises `bad_setting`; argparse itself exits with 2."""
     given = _parser().parse_args(arguments)
@@ -196,6 +212,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog="Ctrl-C lets running streams end and stops; a second one hurries.",
     )
     parser.add_argument("file", nargs="?", type=Path, help=f"a ModelService ({API_VERSION}) as YAML")
+    add_place(parser)
     group = parser.add_argument_group("instead of a file")
     _add_model(group)
     _add_memory(group)

@@ -15,6 +15,8 @@ ROUTERS: Final = "tandem"
 """The name of the application of routers."""
 ROUTER: Final = "router"
 """The name of its deployment."""
+ROUTES: Final = "TANDEM_RAY_ROUTER"
+"""The environment variable that marks deployments of routers, whatever their application is called."""
 _ONE_LOOP: Final = {"RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0"}
 _NO_INGRESS: Final = {"RAY_SERVE_ENABLE_HA_PROXY": "0"}
 """The first deployment of an application counts as its ingress, with a server of its own that drains for 30 s."""
@@ -30,20 +32,31 @@ def revision_application(app: RevisionApp, vllm_python: str | None = None) -> An
     return _pool(app, first, vllm_python, *bound)
 
 
-def router_application(plan: RouterPlan, replicas: int, streams: int | None = None) -> Any:
-    """The application of routers: `replicas` of them, on a node each, with at most `streams` requests at once."""
-    deployment = serve.deployment(serve.ingress()(RouterReplica)).options(
+def router_application(
+    plan: RouterPlan,
+    replicas: int,
+    streams: int | None = None,
+    *,
+    replica: type[RouterReplica] = RouterReplica,
+    user_config: dict[str, Any] | None = None,
+    more: tuple[object, ...] = (),
+) -> Any:
+    """The application of routers: `replicas` of them, on a node each, with at most `streams` requests at once.
+    `user_config` goes to their `reconfigure`, where `replica` has one, and `more` behind the plan to its
+    constructor."""
+    deployment = serve.deployment(serve.ingress()(replica)).options(
         name=ROUTER,
         num_replicas=replicas,
         max_replicas_per_node=1,
         max_ongoing_requests=2 * (streams or _STREAMS),
-        ray_actor_options={"num_cpus": 0, "runtime_env": {"env_vars": dict(_ONE_LOOP)}},
+        ray_actor_options={"num_cpus": 0, "runtime_env": {"env_vars": {**_ONE_LOOP, ROUTES: "1"}}},
+        user_config=user_config,
         graceful_shutdown_timeout_s=plan.drain_s + _ROUTER_TIMES_S,
         graceful_shutdown_wait_loop_s=0.1,
         health_check_period_s=1.0,
         health_check_timeout_s=5.0,
     )
-    return deployment.bind(plan.encoded())
+    return deployment.bind(plan.encoded(), *more)
 
 
 def _pool(app: RevisionApp, plan: DeploymentPlan, vllm_python: str | None, *others: Any) -> Any:

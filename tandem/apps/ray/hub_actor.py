@@ -4,17 +4,19 @@ import asyncio
 import logging
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, Final
 
 import ray
 
 from tandem.apps.cli.registry import PlatformEntry
-from tandem.apps.ray.application import ROUTERS
+from tandem.apps.ray.discovery_file import DiscoveryFile
 from tandem.apps.ray.hub import Hub
 from tandem.apps.ray.hub_client import HUB, NAMESPACE
 from tandem.apps.ray.hub_end import HubEnd
 from tandem.apps.ray.options import RaySettings
 from tandem.apps.ray.ray_serving import RayServing, RayStore
+from tandem.apps.ray.replica_place import session_folder
 from tandem.apps.ray.serving import Orders, RouterTold, WorkerTold
 from tandem.core.errors import TandemError
 from tandem.kube.cluster import Page, Selector, WatchEvent
@@ -30,6 +32,7 @@ _AT_ONCE: Final = 1000
 _HEAD: Final = "node:__internal_head__"
 _LOOK_S: Final = 2.0
 _LEAVE_S: Final = 30.0
+_DISCOVER_S: Final = 5.0
 
 
 class HubActor:
@@ -42,15 +45,28 @@ class HubActor:
         self._serving = RayServing(settings.vllm_python)
         self._hub = Hub(settings, self._serving, self._store, self._clock, SystemEntropy())
         self._run = asyncio.create_task(self._hub.run(), name="hub")
+        self._asked_to_end = asyncio.Event()
         self._end = asyncio.create_task(self._end_when_over(), name="end of the hub")
+        self._discovery = asyncio.create_task(self._write_discovery(), name="service discovery")
         for task in (self._run, self._end):
             task.add_done_callback(_fail_with)
+
+    async def _write_discovery(self) -> None:
+        """Keep the file from which Prometheus learns of routers and workers. Without it all else goes on."""
+        file = DiscoveryFile(session_folder())
+        while True:
+            with suppress(TandemError, OSError):
+                file.write((await self._hub.entry()).members)
+            await asyncio.sleep(_DISCOVER_S)
 
     async def _end_when_over(self) -> None:
         """Watch for the end, let services leave that have lost their routers, and forget everything."""
         end = HubEnd(self._clock.now())
         while True:
-            await asyncio.sleep(_LOOK_S)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK_S):
+                    await self._asked_to_end.wait()
+                    break
             match end.next(await self._routers_there(), await self._idle_s(), self._clock.now()):
                 case "leave":
                     for obj in await self._hub.services():
@@ -58,15 +74,18 @@ class HubActor:
                 case "clear":
                     break
         self._run.remove_done_callback(_fail_with)
-        self._run.cancel()
-        await asyncio.wait((self._run,), timeout=_LEAVE_S)
+        for task in (self._run, self._discovery):
+            task.cancel()
+        await asyncio.wait((self._run, self._discovery), timeout=_LEAVE_S)
+        with suppress(OSError):
+            DiscoveryFile(session_folder()).remove()
         await self._store.clear()
         event(_log, "hub_ended")
         ray.kill(ray.get_runtime_context().current_actor)
 
     async def _routers_there(self) -> bool | None:
         try:
-            return await self._serving.has(ROUTERS)
+            return bool(await self._serving.routers())
         except TandemError:
             return None
 
@@ -121,6 +140,12 @@ class HubActor:
 
     async def changes(self, selector: Selector, version: str, wait_s: float) -> tuple[WatchEvent, ...]:
         return await self._hub.changes(selector, version, wait_s)
+
+    async def end(self) -> bool:
+        """End for good where there is no service, and say whether that is so."""
+        if not await self._hub.services():
+            self._asked_to_end.set()
+        return self._asked_to_end.is_set()
 
     async def pid(self) -> int:
         """The actor's process, for drills."""

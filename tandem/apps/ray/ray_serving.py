@@ -13,7 +13,7 @@ from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
 from ray.serve.context import _disconnect, _get_global_client
 from ray.serve.exceptions import RayServeException
 
-from tandem.apps.ray.application import revision_application
+from tandem.apps.ray.application import ROUTERS, ROUTES, revision_application
 from tandem.apps.ray.hub_store import STATE
 from tandem.apps.ray.policy import WANTED_KEY, encode_table
 from tandem.apps.ray.serving import AppState, AppStatus, DeploymentState, RevisionApp
@@ -35,7 +35,7 @@ _RUNNING: Final = ("RUNNING", "PENDING_MIGRATION")
 _Result = TypeVar("_Result")
 
 
-class _OneThread:
+class OneThread:
     """Calls to Ray that block: one after the other in a thread, each with a bound. One that is stuck delays the next
     ones, each for its own bound at most."""
 
@@ -64,16 +64,25 @@ class RayServing:
 
     def __init__(self, vllm_python: str | None = None) -> None:
         self._vllm_python = vllm_python
-        self._serve = _OneThread("serve client")
-        self._table = _OneThread("table of wanted replicas")
+        self._serve = OneThread("serve client")
+        self._table = OneThread("table of wanted replicas")
         self._turn = 0
 
     async def running(self) -> Mapping[str, AppState]:
         return await self._serve.run("say what runs", _ASK_S, _running)
 
-    async def has(self, name: str) -> bool:
-        """Whether there is an application of that name, whoever's. Where Serve does not run there is none."""
-        return await self._serve.run("say what runs", _ASK_S, lambda: name in _applications())
+    async def state(self, name: str) -> AppState | None:
+        """An application of that name, whoever's; None where there is none. Changes nothing, so that commands may ask
+        beside the hub."""
+        return await self._serve.run("say what runs", _ASK_S, partial(_state_if_any, name))
+
+    async def routers(self) -> tuple[str, ...]:
+        """Names of the applications of Tandem's routers. Where Serve does not run there is none."""
+        return await self._serve.run("say what runs", _ASK_S, _of_routers)
+
+    async def others(self) -> tuple[str, ...]:
+        """Names of the applications that are not Tandem's."""
+        return await self._serve.run("say what runs", _ASK_S, _not_ours)
 
     async def deploy(self, app: RevisionApp) -> None:
         await self._serve.run(f"deploy {app.name}", _DEPLOY_S, lambda: _deploy(app, self._vllm_python))
@@ -93,7 +102,7 @@ class RayStore:
     where one is set up, in its Redis."""
 
     def __init__(self) -> None:
-        self._kept = _OneThread("hub store")
+        self._kept = OneThread("hub store")
 
     async def get(self, key: str) -> bytes | None:
         found: bytes | None = await self._kept.run(f"give {key}", _ASK_S, lambda: _internal_kv_get(key))
@@ -141,6 +150,21 @@ def _deployed() -> set[str]:
     return {key.decode().removeprefix(_DEPLOYED) for key in _internal_kv_list(_DEPLOYED)}
 
 
+def _state_if_any(name: str) -> AppState | None:
+    app = _applications().get(name)
+    return None if app is None else _state(app)
+
+
+def _of_routers() -> tuple[str, ...]:
+    return tuple(name for name, app in _applications().items() if _routes(name, app))
+
+
+def _not_ours() -> tuple[str, ...]:
+    deployed = _deployed()
+    found = _applications().items()
+    return tuple(name for name, app in found if name not in deployed and not _routes(name, app))
+
+
 def _deploy(app: RevisionApp, vllm_python: str | None) -> None:
     if _client() is None:
         raise TandemError("link_lost", "Ray Serve does not run on this cluster")
@@ -156,6 +180,14 @@ def _deploy(app: RevisionApp, vllm_python: str | None) -> None:
 def _delete(name: str) -> None:
     if name in _deployed() and name in _applications():
         serve.delete(name, _blocking=False)
+
+
+def _routes(name: str, app: Any) -> bool:
+    """Whether an application is one of routers; while it is being made it has no deployments by which to know it."""
+    if not app["deployments"]:
+        return name == ROUTERS
+    options = [each["deployment_config"].get("ray_actor_options") or {} for each in app["deployments"].values()]
+    return any(ROUTES in ((each.get("runtime_env") or {}).get("env_vars") or {}) for each in options)
 
 
 def _state(app: Any) -> AppState:

@@ -100,11 +100,16 @@ def place_on_ray() -> ReplicaPlace:
     """The place of the replica or actor that runs in this process."""
     import ray
 
-    # Public Ray has no way to its folder of logs.
+    node = ray.get_runtime_context().get_node_id()
+    return make_place(ray.util.get_node_ip_address(), node, session_folder() / "logs" / "tandem")
+
+
+def session_folder() -> Path:
+    """Ray's folder of this session on this node."""
+    # Public Ray has no way to it.
     from ray._private.worker import _global_node
 
-    node = ray.get_runtime_context().get_node_id()
-    return make_place(ray.util.get_node_ip_address(), node, Path(_global_node.get_logs_dir_path()) / "tandem")
+    return Path(_global_node.get_session_dir_path())
 
 
 def _alive(pid: str) -> bool:

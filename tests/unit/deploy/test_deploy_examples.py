@@ -21,7 +21,8 @@ from tandem.spec.worker_settings import gpu_memory_share
 from tests.worlds.structural import refused
 
 FOLDER: Final = Path(__file__).resolve().parents[3] / "deploy" / "examples"
-EXAMPLES: Final = sorted(FOLDER.glob("*.yaml"))
+EXAMPLES: Final = sorted(path for path in FOLDER.glob("*.yaml") if path.stem != "rayservice")
+"""`rayservice` is KubeRay's (tests/ray/test_rayservice.py)."""
 _LLAMA: Final[dict[str, Any]] = {
     "model_type": "llama",
     "hidden_size": 4096,
