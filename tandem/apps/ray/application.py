@@ -1,5 +1,6 @@
 """What Tandem deploys on Serve: an application for each revision of a service, one of routers for all services."""
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 from ray import serve
@@ -32,14 +33,18 @@ def revision_application(app: RevisionApp, vllm_python: str | None = None) -> An
     return _pool(app, first, vllm_python, *bound)
 
 
-def router_application(plan: RouterPlan, replicas: int, streams: int | None = None) -> Any:
-    """The application of routers: `replicas` of them, on a node each, with at most `streams` requests at once."""
+def router_application(
+    plan: RouterPlan, replicas: int, streams: int | None = None, resources: Mapping[str, float] | None = None
+) -> Any:
+    """The application of routers: `replicas` of them, on a node each, with at most `streams` requests at once. Each
+    asks its node for `resources`, by Ray's names of them."""
+    options = {"num_cpus": 0, "resources": dict(resources or {}), "runtime_env": {"env_vars": dict(_ONE_LOOP)}}
     deployment = serve.deployment(serve.ingress()(RouterReplica)).options(
         name=ROUTER,
         num_replicas=replicas,
         max_replicas_per_node=1,
         max_ongoing_requests=2 * (streams or _STREAMS),
-        ray_actor_options={"num_cpus": 0, "runtime_env": {"env_vars": dict(_ONE_LOOP)}},
+        ray_actor_options=options,
         graceful_shutdown_timeout_s=plan.drain_s + _ROUTER_TIMES_S,
         graceful_shutdown_wait_loop_s=0.1,
         health_check_period_s=1.0,
