@@ -55,7 +55,7 @@ class Stage:
         raylet.process.wait()
 
     def return_node(self, index: int) -> None:
-        """A node of the same address and resources in the place of one that was killed."""
+        """A node of the same address and resources in the place of one that was killed. Only in the main thread."""
         self.cluster.remove_node(self.nodes[index], allow_graceful=False)
         self.nodes[index] = add_node(self.cluster, index)
 

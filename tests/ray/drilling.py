@@ -204,6 +204,16 @@ async def ended(pids: Collection[int], within_s: float = 30.0) -> None:
     await eventually(look, within_s)
 
 
+async def going_on(load: Load) -> None:
+    """Wait until as many requests were begun as there are streams, each of which asks one after the other."""
+    asked = len(load.heard)
+
+    async def look() -> bool:
+        return len(load.heard) >= asked + STREAMS
+
+    await eventually(look)
+
+
 def _runs(pid: int) -> bool:
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE

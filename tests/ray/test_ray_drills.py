@@ -23,7 +23,7 @@ from tandem.core.errors import TandemError
 from tandem.spec.service import ModelService
 from tests.ray.asking import eventually, listed
 from tests.ray.conftest import HTTP_PORT, Stage, address_of
-from tests.ray.drilling import STREAMS, Drilled, at, ended, names_of
+from tests.ray.drilling import STREAMS, Drilled, at, ended, going_on, names_of, target_of
 
 NAME = "drill"
 URL = f"http://127.0.0.1:{HTTP_PORT}"
@@ -80,8 +80,6 @@ async def _serves(hub: HubClient) -> bool:
     workers = [each for each in entry.members if each.role in POOLS and each.state == "ready"]
     if len(routers) < 2 or len(workers) < 4:
         return False
-    from tests.ray.drilling import target_of
-
     try:
         return all([await listed(target_of(each), "/v1/models") for each in routers])
     except TandemError:
@@ -97,8 +95,9 @@ async def test_the_node_of_workers_dies(drilled: Drilled, stage: Stage) -> None:
         held = await drilled.holding(load, names_of(workers))
         stage.kill_node(WORKERS_ALONE)
         await ended([each.pid for each in workers if each.pid])
+        await going_on(load)
     drilled.judged("node of workers killed", load, held)
-    await asyncio.to_thread(stage.return_node, WORKERS_ALONE)
+    stage.return_node(WORKERS_ALONE)
     await drilled.whole()
 
 
@@ -111,9 +110,10 @@ async def test_the_node_of_a_router_dies_and_its_clients_return(drilled: Drilled
         held = await drilled.holding(load, names_of(workers), router.name)
         stage.kill_node(ALL)
         await ended([each.pid for each in (*workers, router) if each.pid])
+        await going_on(load)
     drilled.judged("node of a router killed", load, held)
     assert any(each.resumed for each in load.heard)
-    await asyncio.to_thread(stage.return_node, ALL)
+    stage.return_node(ALL)
     await drilled.whole()
 
 
@@ -129,24 +129,17 @@ async def test_the_head_s_state_is_away_and_serve_s_controller_dies(drilled: Dri
     async with drilled.under_load() as load:
         held = await drilled.holding(load, names_of(workers))
         await asyncio.to_thread(head.kill_gcs_server)
-        asked = len(load.heard)
-        await eventually(lambda: _asked(load.heard, asked + STREAMS))
+        await going_on(load)
         await asyncio.to_thread(head.start_gcs_server)
         os.kill(pid, signal.SIGKILL)
         await ended([pid])
-        asked = len(load.heard)
-        await eventually(lambda: _asked(load.heard, asked + STREAMS))
+        await going_on(load)
     drilled.judged("GCS restarted and controller killed", load, held)
     await drilled.whole()
     assert await drilled.hub.call("pid", within_s=60) == before
     after = await asyncio.to_thread(ray.get, controller.get_pid.remote(), timeout=60)
     assert after != pid
     assert names_of(await drilled.members(*POOLS)) == names_of(workers)
-
-
-async def _asked(heard: list[Any], number: int) -> bool:
-    """Whether so many requests were begun: as each stream asks one after the other, answers came meanwhile."""
-    return len(heard) >= number
 
 
 @pytest.mark.asyncio(loop_scope="module")
@@ -161,6 +154,7 @@ async def test_replicas_die_with_their_workers(drilled: Drilled) -> None:
             assert replica is not None
             replica.kill()
         await ended([child.pid for child in children])
+        await going_on(load)
     drilled.judged("replicas killed", load, held)
 
     async def replaced() -> bool:
