@@ -22,9 +22,9 @@ from tests.worlds.redis_stage import RedisServer
 
 NODES: Final = 3
 ROUTERS_AT: Final = (0, 2)
-WORKERS_AT: Final = (1, 2)
-"""Indices of the nodes with resources `router` and `worker`, so that drills know what they strike: on the last node
-both are."""
+WORKERS_AT: Final = (0, 1)
+"""Indices of the nodes with resources `router` and `worker`, so that drills know what they strike: on the head both
+are. A stream whose router and decode worker die at once is lost, as it was nowhere else."""
 HTTP_PORT: Final = 18000
 FALLBACK_PORT: Final = 18500
 
