@@ -12,10 +12,10 @@ from router.generation import RequestStatus
 from tandem.apps.bench.client import Target
 from tandem.apps.chaos.drill.abusers import Abusers
 from tandem.apps.chaos.drill.catch import is_in
-from tandem.apps.chaos.drill.client import PLAIN, DrillClient
+from tandem.apps.chaos.drill.client import PLAIN, RESUMES, DrillClient
 from tandem.apps.chaos.drill.judge import Discrepancies, judge
 from tandem.apps.chaos.drill.load import Load
-from tandem.apps.chaos.drill.response import DONE, RUNNING, StreamedResponse
+from tandem.apps.chaos.drill.response import BROKEN, DONE, RUNNING, StreamedResponse
 from tandem.apps.chaos.drill.session import Session
 from tandem.apps.cli.registry import MemberEntry
 from tandem.apps.cli.router_client import EndedStatus, fetch_status
@@ -163,6 +163,15 @@ class Drilled:
 
         stories = await asyncio.gather(*(story(each.request_id) for each in heard))
         return {each.request_id: told for each, told in zip(heard, stories, strict=True)}
+
+    async def asked_again(self, load: Load) -> int:
+        """Ask once more what a dead router had not given to a worker yet, as clients do of which nothing was heard:
+        their connection broke before the first event, and no router knows the request. Gives how many there were."""
+        unheard = [one for one in load.heard if one.end == BROKEN and one.came_back and not one.last_event_id]
+        for one in unheard:
+            assert not one.texts, f"{one.request_id} has text, and nothing to come back with"
+            load.heard[load.heard.index(one)] = await self.session.caller.ask(one.ask, manner=RESUMES)
+        return len(unheard)
 
     # -- Judging --------------------------------------------------------------------------------------------------
 
