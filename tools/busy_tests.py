@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import pytest
 
 _TESTS: Final = Path("tests")
-_OTHERS: Final = ("cluster", "sim", "vllm", "vllm_versions")
+_OTHERS: Final = ("cluster", "ray", "sim", "vllm", "vllm_versions")
 """Folders whose tests need programs or environments of their own, or go by virtual time."""
 _WAITS: Final = re.compile(
     r"\b(socket|sockets|thread|threads|threading|Thread\w*|to_thread|run_in_executor|start_server|open_connection"

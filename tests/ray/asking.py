@@ -51,3 +51,21 @@ async def eventually(look: Callable[[], Awaitable[Any]], within_s: float = 60.0)
             if found := await look():
                 return found
             await asyncio.sleep(0.1)
+
+
+async def end_hub() -> None:
+    """Kill the hub, or its stand-in, and forget what it has kept: the next module has one of its own."""
+    import ray
+
+    from tandem.apps.ray.hub_client import HUB, NAMESPACE
+    from tandem.apps.ray.ray_serving import RayStore
+
+    async def gone() -> bool:
+        try:
+            ray.kill(ray.get_actor(HUB, namespace=NAMESPACE))
+        except ValueError:
+            return True
+        return False
+
+    await eventually(gone)
+    await RayStore().clear()

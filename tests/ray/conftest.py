@@ -9,11 +9,14 @@ import os
 import shutil
 import signal
 import tempfile
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import psutil
 import pytest
 
 from tandem.apps.cli import drill_settings
@@ -27,6 +30,7 @@ WORKERS_AT: Final = (0, 1)
 are. A stream whose router and decode worker die at once is lost, as it was nowhere else."""
 HTTP_PORT: Final = 18000
 FALLBACK_PORT: Final = 18500
+_END_S: Final = 20.0
 
 
 def _alone() -> bool:
@@ -40,7 +44,7 @@ collect_ignore_glob = [] if importlib.util.find_spec("ray") is not None and _alo
 
 
 @dataclass
-class Stage:
+class RayStage:
     """The cluster: Ray's own object for it, its nodes, and a short folder for everything that it writes."""
 
     cluster: Any
@@ -66,34 +70,55 @@ class Stage:
 
 
 @pytest.fixture(scope="session")
-def stage() -> Iterator[Stage]:
+def ray_stage() -> Iterator[RayStage]:
     """Three nodes at 127.0.0.1 to 127.0.0.3 with custom resources n0, n1 and n2, and Serve with HAProxy."""
     folder = Path(tempfile.mkdtemp(prefix="r", dir="/tmp"))
     with RedisServer(folder / "redis") as redis:
         os.environ.update(_environment(folder, redis.port))
         yield from _cluster(folder)
     shutil.rmtree(folder, ignore_errors=True)
+    assert not (left := _left()), f"left after Ray was stopped: {left}"
 
 
-def _cluster(folder: Path) -> Iterator[Stage]:
+def _cluster(folder: Path) -> Iterator[RayStage]:
     import ray
     from ray import serve
     from ray.cluster_utils import Cluster
-
-    from tandem.apps.ray.ingress import IngressPorts, ingress_environment, start_serve
 
     head = {"include_dashboard": False, "temp_dir": str(folder / "ray")}
     cluster = Cluster(initialize_head=True, head_node_args={**_node(0), **head})
     try:
         nodes = [cluster.head_node, *(add_node(cluster, index) for index in range(1, NODES))]
         ray.init(address=cluster.address, log_to_driver=False, namespace="tests")
-        ports = IngressPorts(HTTP_PORT, HTTP_PORT + 404, HTTP_PORT + 101, FALLBACK_PORT)
-        assert start_serve(HTTP_PORT, ingress_environment(folder / "ha", ports))
-        yield Stage(cluster, nodes, folder)
+        begin_serve(folder)
+        yield RayStage(cluster, nodes, folder)
         serve.shutdown()
     finally:
         ray.shutdown()
         cluster.shutdown()
+
+
+def _left() -> list[str]:
+    """Processes beside the tests' own, which are the only ones of their namespace, once there was time to end."""
+    ours = {1, os.getpid()}
+    give_up = time.monotonic() + _END_S
+    while True:
+        found = []
+        for each in psutil.process_iter():
+            with suppress(psutil.NoSuchProcess):
+                if each.pid not in ours and each.status() != psutil.STATUS_ZOMBIE:
+                    found.append(" ".join(each.cmdline()))
+        if not found or time.monotonic() > give_up:
+            return found
+        time.sleep(0.1)
+
+
+def begin_serve(folder: Path) -> None:
+    """Start Serve with HAProxy, whose files go into `folder`."""
+    from tandem.apps.ray.ingress import IngressPorts, ingress_environment, start_serve
+
+    ports = IngressPorts(HTTP_PORT, HTTP_PORT + 404, HTTP_PORT + 101, FALLBACK_PORT)
+    assert start_serve(HTTP_PORT, ingress_environment(folder / "ha", ports))
 
 
 def add_node(cluster: Any, index: int) -> Any:
@@ -119,8 +144,8 @@ def _node(index: int) -> dict[str, Any]:
 
 
 def _environment(folder: Path, redis_port: int) -> dict[str, str]:
-    """Of all processes of the cluster: short paths, nothing sent to anybody, short drains of HAProxy. The head's state
-    is in Redis, a node that has died counts as dead soon, and the simulated engine takes its time as for drills."""
+    """Of all processes of the cluster: short paths, nothing sent to anybody, short drains of HAProxy. The head keeps
+    its state in Redis, dead nodes count as dead soon, and the simulated engine takes its time, as for drills."""
     pace = drill_settings.worker_settings("simulated")
     return {
         **{PREFIX + key.upper().replace(".", "__"): str(value) for key, value in pace.items()},

@@ -1,9 +1,12 @@
 """A platform on the stage that is struck under load: where its streams are, what is struck, and how it is judged."""
 
 import asyncio
+import logging
+import os
 from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 import psutil
@@ -23,6 +26,8 @@ from tandem.apps.ray.hub_client import HubClient
 from tandem.core.errors import TandemError
 from tandem.core.spans import Span
 from tests.ray.asking import eventually, listed
+
+_log = logging.getLogger(__name__)
 
 STREAMS: Final = 30
 WHOLE_S: Final = 120.0
@@ -184,7 +189,8 @@ class Drilled:
         counts = (faults.lost, faults.duplicated, faults.wrong, faults.without_end)
         broken = [one for one in load.heard if one.end != DONE]
         resumed = sum(one.resumed for one in load.heard)
-        print(f"{what}: {len(load.heard)} requests, {resumed} came back, {len(broken)} broken, {counts}; {held}")
+        seen = f"{len(load.heard)} requests, {resumed} came back, {len(broken)} broken"
+        _log.info("%s: %s, lost, repeated, wrong, endless: %s; %s", what, seen, counts, held)
         assert not broken, "\n".join(f"{one.request_id} is {one.end}: {one.reason}" for one in broken[:_TOLD_MAX])
         assert counts == (0, 0, 0, 0), "\n".join(told[:_TOLD_MAX])
 
@@ -223,6 +229,16 @@ async def going_on(load: Load) -> None:
     await eventually(look)
 
 
+def segments() -> list[str]:
+    """KV memory of workers: of those that live, and what is shared by name."""
+    found = [each.name for each in Path("/dev/shm").iterdir() if each.name.startswith("tandem")]
+    for link in Path("/proc").glob("[0-9]*/fd/*"):
+        with suppress(OSError):
+            if "memfd:tandem" in (target := os.readlink(link)):
+                found.append(f"{link}: {target}")
+    return found
+
+
 def _runs(pid: int) -> bool:
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
@@ -236,5 +252,3 @@ def _prefills(standing: RequestStatus, names: Collection[str]) -> bool:
 
 def _decodes(standing: RequestStatus, names: Collection[str]) -> bool:
     return is_in("decode", standing) and standing.decode in names
-
-

@@ -15,8 +15,8 @@ import yaml
 from tandem.apps.bench.client import Target
 from tandem.apps.ray.hub_client import HubClient
 from tandem.spec.service import ModelService
-from tests.ray.asking import answered, eventually, listed
-from tests.ray.conftest import HTTP_PORT, Stage
+from tests.ray.asking import answered, end_hub, eventually, listed
+from tests.ray.conftest import HTTP_PORT, RayStage
 from tests.worlds.up_stage import up
 
 PROMPTS = ("The lantern in the harbour " * 12, "one two three four five " * 20)
@@ -55,7 +55,7 @@ async def texts(at: Target) -> list[tuple[str, int]]:
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def hub(stage: Stage) -> AsyncIterator[HubClient]:
+async def hub(ray_stage: RayStage) -> AsyncIterator[HubClient]:
     from ray import serve
 
     from tandem.apps.ray.application import ROUTERS, router_application
@@ -71,13 +71,14 @@ async def hub(stage: Stage) -> AsyncIterator[HubClient]:
     await asyncio.to_thread(serve.run, routers, name=ROUTERS, route_prefix="/")
     yield client
     await asyncio.to_thread(serve.delete, ROUTERS)
+    await end_hub()
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_prefill_and_decode_answer_as_on_one_machine(hub: HubClient, stage: Stage) -> None:
-    file = stage.folder / "split.yaml"
+async def test_prefill_and_decode_answer_as_on_one_machine(hub: HubClient, ray_stage: RayStage) -> None:
+    file = ray_stage.folder / "split.yaml"
     file.write_text(yaml.safe_dump(SPLIT))
-    (root := stage.folder / "up").mkdir()
+    (root := ray_stage.folder / "up").mkdir()
     async with up(root, str(file), port=UP_PORT):
         expected = await texts(Target("127.0.0.1", UP_PORT, False, ""))
     await hub.call("want", msgspec.convert(SPLIT, ModelService))
@@ -120,13 +121,13 @@ async def test_the_hub_scales_a_pool_and_returns_after_it_was_killed(hub: HubCli
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_nothing_of_a_service_is_left_when_it_has_left(hub: HubClient, stage: Stage) -> None:
+async def test_nothing_of_a_service_is_left_when_it_has_left(hub: HubClient, ray_stage: RayStage) -> None:
     pids = [each.pid for each in (await hub.call("entry")).members if each.role != "router"]
     assert len(pids) >= 5
     for name in ("split", "whole"):
         await hub.call("leave", name, 20.0, within_s=90)
     assert not [pid for pid in pids if psutil.pid_exists(pid)]
-    own = [path for path in stage.folder.glob("tandem-node-*/replica-*") if not _of_router(path)]
+    own = [path for path in ray_stage.folder.glob("tandem-node-*/replica-*") if not _of_router(path)]
     assert not own
     assert not await hub.call("services")
 

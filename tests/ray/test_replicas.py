@@ -14,8 +14,8 @@ import pytest_asyncio
 
 from tandem.apps.bench.client import Target
 from tandem.spec.service import ModelService
-from tests.ray.asking import answered, eventually, listed
-from tests.ray.conftest import HTTP_PORT, Stage
+from tests.ray.asking import answered, end_hub, eventually, listed
+from tests.ray.conftest import HTTP_PORT, RayStage
 from tests.ray.standin_hub import OURS, make_standin
 
 REVISION = "r1"
@@ -57,7 +57,7 @@ class Platform:
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def platform(stage: Stage) -> AsyncIterator[Platform]:
+async def platform(ray_stage: RayStage) -> AsyncIterator[Platform]:
     from ray import serve
 
     from tandem.apps.ray.application import ROUTERS, router_application
@@ -76,8 +76,9 @@ async def platform(stage: Stage) -> AsyncIterator[Platform]:
     routers = router_application(RouterPlan(drain_s=2.0), 2)
     await asyncio.to_thread(serve.run, routers, name=ROUTERS, route_prefix="/")
     yield running
-    await serving.delete(app.name)
+    await asyncio.to_thread(serve.delete, app.name)
     await asyncio.to_thread(serve.delete, ROUTERS)
+    await end_hub()
 
 
 @pytest.mark.asyncio(loop_scope="module")

@@ -105,12 +105,13 @@ class Life:
             raise Crashed
         world = self._world
         world.writes += 1
-        if world.writes == world.dies_before:
+        number = world.writes
+        if world.writes in world.dies_before:
             write.close()
             world.crash()
             raise Crashed
         await write
-        if world.writes == world.dies_after:
+        if number in world.dies_after:
             world.crash()
             raise Crashed
         self._check()
@@ -143,8 +144,8 @@ class RayWorld:
     serving: MemoryServing
     kept: dict[str, bytes] = field(default_factory=dict)
     writes: int = 0
-    dies_before: int | None = None
-    dies_after: int | None = None
+    dies_before: frozenset[int] = frozenset()
+    dies_after: frozenset[int] = frozenset()
     lives: int = 0
     demand: dict[str, Demand] = field(default_factory=dict)
     verdicts: list[int] = field(default_factory=list)
@@ -152,7 +153,6 @@ class RayWorld:
     compared: list[Comparison] = field(default_factory=list)
     hub: Hub | None = None
     _life: Life | None = None
-    _running: asyncio.Task[None] | None = None
     _ended: asyncio.Event = field(default_factory=asyncio.Event)
 
     # -- The hub --------------------------------------------------------------------------------------------------
@@ -240,7 +240,8 @@ class RayWorld:
             raise TandemError("link_lost", "the hub does not answer") from None
 
     async def router_report(self) -> RouterReport:
-        assert self.hub is not None
+        if self.hub is None:
+            raise Crashed
         revisions, services = [], []
         for name, status in (await self.statuses(self.hub)).items():
             for each in status.revisions:
@@ -309,9 +310,6 @@ class RayWorld:
             )
 
         await self.until(holds, f"revision {revision} serves with {counts}", within_s)
-
-    async def asleep(self, seconds: float) -> None:
-        await asyncio.sleep(seconds)
 
 
 def service(name: str = NAME, **spec: Any) -> ModelService:

@@ -16,8 +16,6 @@ ROUTERS: Final = "tandem"
 """The name of the application of routers."""
 ROUTER: Final = "router"
 """The name of its deployment."""
-OURS: Final = "TANDEM_RAY_REVISION"
-"""The environment variable that marks deployments of workers, for `RayServing.running`."""
 _ONE_LOOP: Final = {"RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0"}
 _NO_INGRESS: Final = {"RAY_SERVE_ENABLE_HA_PROXY": "0"}
 """The first deployment of an application counts as its ingress, with a server of its own that drains for 30 s."""
@@ -60,7 +58,7 @@ def _pool(app: RevisionApp, plan: DeploymentPlan, vllm_python: str | None, *othe
     deployment = serve.deployment(WorkerReplica).options(
         name=plan.pool,
         autoscaling_config=_counts(app.name, plan),
-        ray_actor_options=_actor_options(app, plan.options),
+        ray_actor_options=_actor_options(plan.options),
         graceful_shutdown_timeout_s=times.graceful_shutdown_timeout_s,
         graceful_shutdown_wait_loop_s=times.graceful_shutdown_wait_loop_s,
         health_check_period_s=times.health_check_period_s,
@@ -89,11 +87,11 @@ def _counts(app: str, plan: DeploymentPlan) -> AutoscalingConfig:
     )
 
 
-def _actor_options(app: RevisionApp, options: ActorOptions) -> dict[str, Any]:
+def _actor_options(options: ActorOptions) -> dict[str, Any]:
     asked = {
         "num_cpus": options.num_cpus,
         "num_gpus": options.num_gpus,
         "resources": options.resources,
-        "runtime_env": {"env_vars": {**_ONE_LOOP, **_NO_INGRESS, OURS: app.revision}},
+        "runtime_env": {"env_vars": {**_ONE_LOOP, **_NO_INGRESS}},
     }
     return asked if options.accelerator_type is None else {**asked, "accelerator_type": options.accelerator_type}

@@ -2,9 +2,12 @@
 
 import asyncio
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
 from tandem.core.clock import Clock
+from tandem.core.errors import TandemError
 from tandem.kube.cluster import Cluster
 from tandem.kube.kinds import Json
 from tandem.kube.recorder import EventRecorder, EventType
@@ -21,6 +24,8 @@ class EventLog:
         self._next = 0
         self._sentences: deque[tuple[int, str]] = deque(maxlen=_KEPT)
         self._changed = asyncio.Event()
+        self._troubles: dict[str, str] = {}
+        """The last error of each loop that has not gone on since."""
 
     def begin(self, epoch: int) -> None:
         """Number from this epoch on."""
@@ -34,6 +39,22 @@ class EventLog:
         self._next += 1
         self._changed.set()
         self._changed = asyncio.Event()
+
+    @contextmanager
+    def guarding(self, what: str) -> Iterator[None]:
+        """Say an operating error of one of the hub's loops and go on, unless it is that this hub acts no more. The
+        same error again and again is said once."""
+        try:
+            yield
+        except TandemError as error:
+            if error.code == "stale_epoch":
+                raise
+            if self._troubles.get(what) != error.message:
+                self.say(error.message)
+            self._troubles[what] = error.message
+        else:
+            if self._troubles.pop(what, None) is not None:
+                self.say(f"{what} can be reached again")
 
     async def after(self, since: int, wait_s: float) -> tuple[int, tuple[str, ...]]:
         """The sentences from number `since` on, as soon as there is one or after `wait_s` seconds, and the number to

@@ -6,8 +6,8 @@ It knows Ray by the seam `Serving` alone.
 
 import asyncio
 import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import aclosing, contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import aclosing, suppress
 from typing import Final
 
 import msgspec
@@ -30,8 +30,9 @@ from tandem.apps.ray.serving import Orders, RouterTold, Serving, WorkerTold
 from tandem.core.clock import Clock
 from tandem.core.entropy import Entropy
 from tandem.core.errors import TandemError
-from tandem.kube.cluster import NotFound, Page, Selector, WatchEvent
+from tandem.kube.cluster import Conflict, NotFound, Page, Selector, WatchEvent
 from tandem.kube.kinds import ENGINE_POOL, MODEL_SERVICE, POD, Json, Ref
+from tandem.spec.checking import changed
 from tandem.spec.pool import REPLICAS_MAX
 from tandem.spec.reading import check
 from tandem.spec.revision import revision_of
@@ -42,6 +43,7 @@ SAVE_EVERY_S: Final = 0.5
 OPEN_S: Final = 30.0
 """Seconds that a call waits for a hub that is starting."""
 _USER: Final = "user"
+_TRIES: Final = 5
 _LEAVER: Final = "tandem-ray-leave"
 _CHANGES_MAX: Final = 1000
 _HISTORY_MAX: Final = 5000
@@ -120,14 +122,15 @@ class Hub:
 
     async def want(self, service: ModelService) -> str:
         """The service is to be as specified from now on; gives its revision. Raises `bad_setting` for what cannot be
-        on Ray."""
+        on Ray, and for a change of what cannot be changed."""
         await self._open()
-        problem = check(service) or next(refusals(service), None)
+        name = service.metadata.name
+        problem = check(service) or next(refusals(service), None) or self._unchangeable(service)
         if problem is not None:
             raise TandemError("bad_setting", problem)
-        name = service.metadata.name
         metadata = msgspec.structs.replace(service.metadata, namespace=NAMESPACE)
         plain = msgspec.to_builtins(msgspec.structs.replace(service, metadata=metadata))
+        plain["metadata"]["annotations"].pop(LEAVING, None)
         noted = {key: plain["metadata"][key] for key in ("labels", "annotations") if plain["metadata"][key]}
         spec = {key: value for key, value in plain["spec"].items() if value is not None}
         body = _service_object(name)
@@ -141,10 +144,9 @@ class Hub:
         """Set numbers of workers by pool. Raises `not_found` for a service or pool that there is not, and
         `invalid_request` for a number that no pool may have."""
         await self._open()
-        obj = self._cluster.peek(Ref(MODEL_SERVICE, NAMESPACE, service))
-        if obj is None:
+        spec = self._spec(service)
+        if spec is None:
             raise NotFound(f"there is no service {service!r}")
-        spec = msgspec.convert(obj["spec"], Spec)
         for name, count in counts.items():
             if name not in {pool.name for pool in spec.pools}:
                 raise NotFound(f"service {service!r} has no pool {name!r}")
@@ -153,11 +155,7 @@ class Hub:
                 raise TandemError("invalid_request", problem, param=name)
         fixed = {pool.name for pool in spec.pools if pool.replicas is not None}
         if fixed & counts.keys():
-            pools = [
-                {**each, "replicas": counts.get(each["name"], each["replicas"])} if each["name"] in fixed else each
-                for each in obj["spec"]["pools"]
-            ]
-            await self._cluster.update({**obj, "spec": {**obj["spec"], "pools": pools}})
+            await self._set_replicas(service, {name: count for name, count in counts.items() if name in fixed})
         for name, count in counts.items():
             ref = Ref(ENGINE_POOL, NAMESPACE, pool_name(service, name))
             if self._cluster.peek(ref) is not None:
@@ -304,6 +302,33 @@ class Hub:
         await self._keeper.save()
         self._stirred.set()
 
+    def _spec(self, service: str) -> Spec | None:
+        """The specification of a service as it is wanted; None for one that there is not."""
+        obj = self._cluster.peek(Ref(MODEL_SERVICE, NAMESPACE, service))
+        return None if obj is None else msgspec.convert(obj["spec"], Spec)
+
+    def _unchangeable(self, service: ModelService) -> str | None:
+        """Why a service cannot be changed to this one; None where it can, or is new. An API server checks this by the
+        rules of the CustomResourceDefinition."""
+        old = self._spec(service.metadata.name)
+        return None if old is None else next(changed(service.spec, old, "spec"), None)
+
+    async def _set_replicas(self, service: str, counts: Mapping[str, int]) -> None:
+        """In the service itself, which says how many workers these pools have. Raises `Conflict` when others write at
+        the same time, again and again."""
+        for last in (*(False,) * _TRIES, True):
+            obj = await self._cluster.get(Ref(MODEL_SERVICE, NAMESPACE, service))
+            pools = [
+                {**each, "replicas": counts.get(each["name"], each.get("replicas"))} for each in obj["spec"]["pools"]
+            ]
+            try:
+                await self._cluster.update({**obj, "spec": {**obj["spec"], "pools": pools}})
+            except Conflict:
+                if last:
+                    raise
+            else:
+                return
+
     def _left(self, service: str) -> list[str]:
         """What there still is of a service, by name."""
         found = [] if self._cluster.peek(Ref(MODEL_SERVICE, NAMESPACE, service)) is None else [service]
@@ -316,7 +341,7 @@ class Hub:
         while True:
             self._stirred.clear()
             self._gates.look()
-            with _saying(self._log):
+            with self._log.guarding("Serve"):
                 await self._kubelet.look()
             if not self._kubelet.empty:
                 self._empty_since = None
@@ -332,19 +357,8 @@ class Hub:
             if self._cluster.writes - self._compacted_at >= _HISTORY_MAX:
                 self._compacted_at = self._cluster.writes
                 self._cluster.compact()
-            with _saying(self._log):
+            with self._log.guarding("the store"):
                 await self._keeper.save()
-
-
-@contextmanager
-def _saying(log: EventLog) -> Iterator[None]:
-    """Says an operating error and goes on, unless it is that this hub acts no more."""
-    try:
-        yield
-    except TandemError as error:
-        if error.code == "stale_epoch":
-            raise
-        log.say(error.message)
 
 
 def _service_object(name: str) -> Json:

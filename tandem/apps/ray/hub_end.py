@@ -30,7 +30,8 @@ class HubEnd:
         if routers:
             self.seen, self.there_at = True, now
             return "stay"
-        if idle_s > 0.0:
-            gone_s = now - (self.there_at if self.seen else self.began)
-            return "clear" if min(idle_s, gone_s) >= (ROUTERS_GONE_S if self.seen else IDLE_S) else "stay"
-        return "leave" if self.seen and now - self.there_at >= ROUTERS_GONE_S else "stay"
+        if not self.seen:
+            return "clear" if min(idle_s, now - self.began) >= IDLE_S else "stay"
+        if now - self.there_at < ROUTERS_GONE_S:
+            return "stay"
+        return "clear" if idle_s > 0.0 else "leave"

@@ -4,9 +4,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from ray import serve
-from ray.serve.context import _get_global_client
-
 _BASE_MAX: Final = 38
 """Characters of the folder's path: HAProxy's sockets lie in there, below a node's id of 56."""
 
@@ -44,6 +41,10 @@ def ingress_environment(folder: Path, ports: IngressPorts) -> dict[str, str]:
 def start_serve(port: int, environment: dict[str, str], *, proxies: bool = True) -> bool:
     """Start Serve where it does not run, with its ingress at `port` of the head on every address, or with none.
     Whether it was started: Serve that runs is used as it is."""
+    # Imported on use: the rest of this module needs no Ray.
+    from ray import serve
+    from ray.serve.context import _get_global_client
+
     if _get_global_client(raise_if_no_controller_running=False) is not None:
         return False
     serve.start(

@@ -6,9 +6,9 @@ stands in for its controllers and kubelets.
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import msgspec
@@ -16,7 +16,7 @@ import msgspec
 from control_plane.objects.names import POOL, REVISION, SERVICE, annotations_of, labels_of
 from control_plane.objects.revisions import read_revision
 from tandem.apps.ray.pods import NAMESPACE, named, pod_of, status_of
-from tandem.apps.ray.serving import RevisionApp, Serving, WorkerTold, app_name
+from tandem.apps.ray.serving import AppState, RevisionApp, Serving, WorkerTold, app_name
 from tandem.apps.ray.serving_plan import ServingObserved, Workload, orphans, serving_plan, workloads_of
 from tandem.core.clock import Clock
 from tandem.core.errors import TandemError
@@ -38,7 +38,8 @@ SILENT_S: Final = 5.0
 """Seconds without a report after which a worker's Pod is removed."""
 LEAVING: Final = "ray.tandem.dev/leaving"
 """Annotation of a ModelService that is to go: the wall-clock second at which it goes although workers are there."""
-_MANAGER: Final = "tandem-ray"
+MANAGER: Final = "tandem-ray"
+"""The manager of Pods' fields."""
 _STALLED_S: Final = 2.0
 """Seconds between two looks beyond which the hub itself has stood still, which is held against no worker."""
 _TABLE_AGAIN_S: Final = 10.0
@@ -77,6 +78,8 @@ class Kubelet:
         self._looked_at: float | None = None
         self._table: tuple[object, float] | None = None
         self._orphaned: dict[str, float] = {}
+        self._failed: dict[str, float] = {}
+        self._messages: dict[str, str] = {}
         self._not_before: dict[str, float] = {}
         self._wanted: frozenset[str] | None = None
         self._running: tuple[str, ...] | None = None
@@ -127,8 +130,8 @@ class Kubelet:
 
     async def _show(self, told: WorkerTold) -> None:
         before = self._pod(told.name)
-        await self._cluster.apply(pod_of(told), _MANAGER)
-        await self._cluster.apply_status(status_of(told, before, timestamp(self._clock.wall())), _MANAGER)
+        await self._cluster.apply(pod_of(told), MANAGER)
+        await self._cluster.apply_status(status_of(told, before, timestamp(self._clock.wall())), MANAGER)
         leaves = told.leaving_s is not None
         if leaves and (before is None or "deletionTimestamp" not in before["metadata"]):
             await self._cluster.delete(Ref(POD, NAMESPACE, told.name))
@@ -137,7 +140,7 @@ class Kubelet:
         """Without its finalizer a Pod that is being deleted goes by itself."""
         if self._pod(name) is None:
             return
-        await self._cluster.apply(named(name), _MANAGER)
+        await self._cluster.apply(named(name), MANAGER)
         with suppress(NotFound):
             await self._cluster.delete(Ref(POD, NAMESPACE, name))
 
@@ -188,8 +191,30 @@ class Kubelet:
         )
         self._wanted = frozenset(each.app for each in seen.workloads)
         self._orphaned = {name: self._orphaned.get(name, now) for name in orphans(seen)}
-        since = {name: now - at for name, at in self._orphaned.items()}
-        return ServingObserved(seen.workloads, seen.services, running, seen.present, since, seen.leaving)
+        failed = [name for name, state in running.items() if state.status == "failed"]
+        self._failed = {name: self._failed.get(name, now) for name in failed}
+        self._tell(running)
+        return replace(
+            seen,
+            orphaned={name: now - at for name, at in self._orphaned.items()},
+            failed={name: now - at for name, at in self._failed.items()},
+        )
+
+    def _tell(self, running: Mapping[str, AppState]) -> None:
+        """Say what is new in Serve's own words about applications that do not run."""
+        said = {}
+        for name, state in running.items():
+            parts = (
+                state.message,
+                *(f"{pool}: {each.message}" for pool, each in state.deployments.items() if each.message),
+            )
+            told = " ".join(filter(None, parts))
+            if told and state.status in ("unhealthy", "failed"):
+                said[name] = told
+        for name, told in said.items():
+            if self._messages.get(name) != told:
+                self._say(f"application {name} is {running[name].status}: {told}")
+        self._messages = said
 
     async def _want(self, table: dict[str, dict[str, int]]) -> None:
         now = self._clock.now()
@@ -248,19 +273,23 @@ class Kubelet:
             revision = labels_of(obj).get(REVISION)
             if service is None or revision is None:
                 continue
-            name = str(service["metadata"]["name"])
-            found[app_name(name, revision)] = (self._of_record(obj, service), revision)
+            app = app_name(str(service["metadata"]["name"]), revision)
+            try:
+                found[app] = (_of_record(obj, service), revision)
+            except msgspec.ValidationError as error:
+                # Of another version of Tandem: what runs of it goes on.
+                self._say(f"revision {revision} cannot be read: {error}")
         return found
-
-    def _of_record(self, obj: Json, service: Json) -> ModelService:
-        """The specification of a record, with the annotations that its service has now."""
-        noted = annotations_of(service)
-        spec = read_revision(obj).spec
-        metadata = Metadata(str(service["metadata"]["name"]), NAMESPACE, annotations=dict(noted))
-        return ModelService(API_VERSION, KIND, metadata, msgspec.convert(spec, Spec))
 
     def _service(self, name: str) -> Json | None:
         return self._cluster.peek(Ref(MODEL_SERVICE, NAMESPACE, name))
 
     def _pod(self, name: str) -> Json | None:
         return self._cluster.peek(Ref(POD, NAMESPACE, name))
+
+
+def _of_record(obj: Json, service: Json) -> ModelService:
+    """The specification of a record, with the annotations that its service has now."""
+    noted = annotations_of(service)
+    metadata = Metadata(str(service["metadata"]["name"]), NAMESPACE, annotations=dict(noted))
+    return ModelService(API_VERSION, KIND, metadata, msgspec.convert(read_revision(obj).spec, Spec))

@@ -50,19 +50,23 @@ class _Application:
     app: RevisionApp
     pools: dict[str, _Deployment]
     deleting: bool = False
+    failed: bool = False
 
 
 class MemoryServing:
     """`tandem.apps.ray.serving.Serving`. Run `run` beside it: it starts, reports and ends replicas, one per worker,
     gangs included. `report` may be changed while it runs; a report that fails is sent again a second later.
 
-    `deployed` names every application ever deployed, in order; `broken` holds pools whose replicas never get ready.
+    `deployed` names every application ever deployed, in order, and `born` counts replicas; `broken` holds pools whose
+    replicas never get ready.
     """
 
     def __init__(self, clock: Clock, report: Report | None = None, pace: MemoryPace = MemoryPace()) -> None:
         self.report = report
         self.deployed: list[str] = []
         self.broken: set[str] = set()
+        self.failing: set[str] = set()
+        """Pools whose replicas cannot start: Serve gives an application up that is deployed with one of them."""
         self.held: set[str] = set()
         """Workers whose drain does not end."""
         self.lost = False
@@ -71,7 +75,7 @@ class MemoryServing:
         self._pace = pace
         self._apps: dict[str, _Application] = {}
         self._table: dict[str, dict[str, int]] = {}
-        self._born = 0
+        self.born = 0
 
     # -- The seam -------------------------------------------------------------------------------------------------
 
@@ -84,7 +88,8 @@ class MemoryServing:
         if app.name in self._apps:
             return
         self.deployed.append(app.name)
-        self._apps[app.name] = _Application(app, {plan.pool: _Deployment(plan, plan.first) for plan in app.pools})
+        pools = {plan.pool: _Deployment(plan, plan.first) for plan in app.pools}
+        self._apps[app.name] = _Application(app, pools, failed=bool(pools.keys() & self.failing))
 
     async def want(self, counts: Mapping[str, Mapping[str, int]]) -> None:
         await self._answer()
@@ -140,7 +145,7 @@ class MemoryServing:
         asked = self._table.get(app.app.name, {}).get(deployment.plan.pool)
         if asked is not None:
             deployment.wanted = min(asked, deployment.plan.most)
-        wanted = 0 if app.deleting else deployment.wanted
+        wanted = 0 if app.deleting or app.failed else deployment.wanted
         staying = [each for each in deployment.replicas if each.leaves_at is None]
         for _ in range(wanted - len(staying)):
             deployment.replicas.append(self._replica(app.app, deployment.plan, now))
@@ -170,19 +175,19 @@ class MemoryServing:
                 await self.report(told)
 
     def _replica(self, app: RevisionApp, plan: DeploymentPlan, now: float) -> _Replica:
-        self._born += 1
+        self.born += 1
         pool = next(each for each in app.service.spec.pools if each.name == plan.pool)
-        port = 1 + self._born % _PORT_MAX
+        port = 1 + self.born % _PORT_MAX
         told = WorkerTold(
-            name=f"{app.name}-{plan.pool}-{self._born}",
+            name=f"{app.name}-{plan.pool}-{self.born}",
             service=app.service.metadata.name,
             pool=plan.pool,
             role=pool.role,
             revision=app.revision,
             address=f"127.0.0.1:{port}",
             metrics=f"127.0.0.2:{port}",
-            pid=self._born,
-            gang=f"gang-{self._born}" if plan.gang > 1 else "",
+            pid=self.born,
+            gang=f"gang-{self.born}" if plan.gang > 1 else "",
         )
         return _Replica(told, now)
 
@@ -195,6 +200,8 @@ class MemoryServing:
             gang = each.plan.gang
             deployments[name] = DeploymentState(ready * gang, starting * gang, leaving * gang)
         whole = all(deployments[name].running >= each.wanted * each.plan.gang for name, each in app.pools.items())
+        if app.failed and not app.deleting:
+            return AppState("failed", deployments, "its replicas cannot start")
         status: AppStatus = "deleting" if app.deleting else "running" if whole else "deploying"
         return AppState(status, deployments)
 

@@ -6,17 +6,21 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Final, TypeVar
 
+import ray
 from ray import serve
-from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get, _internal_kv_put
-from ray.serve.context import _get_global_client
+from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get, _internal_kv_list, _internal_kv_put
+from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
+from ray.serve.context import _disconnect, _get_global_client
 from ray.serve.exceptions import RayServeException
 
-from tandem.apps.ray.application import OURS, revision_application
+from tandem.apps.ray.application import revision_application
 from tandem.apps.ray.hub_store import STATE
 from tandem.apps.ray.policy import WANTED_KEY, encode_table
 from tandem.apps.ray.serving import AppState, AppStatus, DeploymentState, RevisionApp
 from tandem.core.errors import TandemError
 
+_DEPLOYED: Final = "tandem:app:"
+"""Prefix of the keys that name Tandem's own applications of workers."""
 _ASK_S: Final = 10.0
 _DEPLOY_S: Final = 60.0
 _STATUS: Final[Mapping[str, AppStatus]] = {
@@ -69,7 +73,7 @@ class RayServing:
 
     async def has(self, name: str) -> bool:
         """Whether there is an application of that name, whoever's. Where Serve does not run there is none."""
-        return await self._serve.run("say what runs", _ASK_S, lambda: name in _applications_if_any())
+        return await self._serve.run("say what runs", _ASK_S, lambda: name in _applications())
 
     async def deploy(self, app: RevisionApp) -> None:
         await self._serve.run(f"deploy {app.name}", _DEPLOY_S, lambda: _deploy(app, self._vllm_python))
@@ -104,47 +108,54 @@ class RayStore:
             await self._kept.run(f"forget {key}", _ASK_S, partial(_internal_kv_del, key))
 
 
+def _client() -> Any:
+    """Serve's client; None where Serve does not run. Ray's own would go on asking a controller that was shut down."""
+    try:
+        controller = ray.get_actor(SERVE_CONTROLLER_NAME, namespace=SERVE_NAMESPACE)
+    except ValueError:
+        return None
+    client = _get_global_client()
+    if client._controller._actor_id != controller._actor_id:
+        _disconnect()
+        client = _get_global_client()
+    return client
+
+
 def _applications() -> Mapping[str, Any]:
-    """Serve's own details of all applications, by name. Raises `RayServeException` where Serve does not run."""
-    details = _get_global_client().get_serve_details()
-    found: Mapping[str, Any] = details["applications"]
+    """Serve's own details of all applications, by name. Where Serve does not run there are none."""
+    client = _client()
+    found: Mapping[str, Any] = {} if client is None else client.get_serve_details()["applications"]
     return found
 
 
-def _applications_if_any() -> Mapping[str, Any]:
-    if _get_global_client(raise_if_no_controller_running=False) is None:
-        return {}
-    return _applications()
-
-
 def _running() -> dict[str, AppState]:
-    return {name: _state(app) for name, app in _applications().items() if _is_ours(app)}
+    applications, deployed = _applications(), _deployed()
+    for name in deployed - applications.keys():
+        _internal_kv_del(_DEPLOYED + name)
+    return {name: _state(app) for name, app in applications.items() if name in deployed}
+
+
+def _deployed() -> set[str]:
+    """The names of applications that were deployed here. An application that is being made or deleted has no
+    deployments by which to know it."""
+    return {key.decode().removeprefix(_DEPLOYED) for key in _internal_kv_list(_DEPLOYED)}
 
 
 def _deploy(app: RevisionApp, vllm_python: str | None) -> None:
-    there = _applications().get(app.name)
-    if there is not None:
-        if there["deployments"] and not _is_ours(there):
+    if _client() is None:
+        raise TandemError("link_lost", "Ray Serve does not run on this cluster")
+    if app.name in _applications():
+        if app.name not in _deployed():
             raise TandemError("bad_setting", f"an application {app.name} that is not Tandem's runs on this cluster")
         return
     target = serve.RunTarget(revision_application(app, vllm_python), name=app.name, route_prefix=None)
+    _internal_kv_put(_DEPLOYED + app.name, b"1")
     serve.run_many([target], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
 
 
 def _delete(name: str) -> None:
-    app = _applications().get(name)
-    if app is not None and _is_ours(app):
+    if name in _deployed() and name in _applications():
         serve.delete(name, _blocking=False)
-
-
-def _is_ours(app: Any) -> bool:
-    return any(OURS in _environment(each) for each in app["deployments"].values())
-
-
-def _environment(deployment: Any) -> Mapping[str, str]:
-    options = deployment["deployment_config"].get("ray_actor_options") or {}
-    found: Mapping[str, str] = (options.get("runtime_env") or {}).get("env_vars") or {}
-    return found
 
 
 def _state(app: Any) -> AppState:

@@ -16,6 +16,9 @@ ORPHANED_S: Final = 30.0
 """Seconds that an application which nothing wants any more gets to lose its workers one by one. Afterwards it is
 deleted with them, and they drain then."""
 
+FAILED_S: Final = 60.0
+"""Seconds after which an application that Serve has given up deploying is deleted, to be deployed anew."""
+
 
 @dataclass(frozen=True)
 class Workload:
@@ -34,14 +37,15 @@ class Workload:
 @dataclass(frozen=True)
 class ServingObserved:
     """`services` has the specification of each revision as it was recorded, by application. `present` are the
-    applications of which workers report. `orphaned` are applications that nothing wants, with the seconds since when.
-    `leaving` are services that are to have no workers any more."""
+    applications of which workers report. `orphaned` are applications that nothing wants and `failed` those that Serve
+    has given up, with the seconds since when. `leaving` are services that are to have no workers any more."""
 
     workloads: tuple[Workload, ...]
     services: Mapping[str, tuple[ModelService, str]]
     running: Mapping[str, AppState]
     present: frozenset[str] = frozenset()
     orphaned: Mapping[str, float] = field(default_factory=dict)
+    failed: Mapping[str, float] = field(default_factory=dict)
     leaving: frozenset[str] = frozenset()
 
 
@@ -80,7 +84,7 @@ def serving_plan(seen: ServingObserved) -> ServingPlan:
             deploy.append(revision_app(service, revision, counts))
         except TandemError as error:
             problems[name] = error.message
-    return ServingPlan(table, tuple(deploy), tuple(_over(seen)), problems)
+    return ServingPlan(table, tuple(deploy), (*_over(seen), *_given_up(seen, table)), problems)
 
 
 def orphans(seen: ServingObserved) -> frozenset[str]:
@@ -112,3 +116,18 @@ def _over(seen: ServingObserved) -> Iterator[str]:
         empty = name not in seen.present and not any(each.there for each in state.deployments.values())
         if state.status != "deleting" and (empty or seen.orphaned.get(name, 0.0) >= ORPHANED_S):
             yield name
+
+
+def _given_up(seen: ServingObserved, table: Mapping[str, Mapping[str, int]]) -> Iterator[str]:
+    """Applications that Serve starts no more, and that no request can use: a pool has no worker. Only a new
+    application is tried again."""
+    for name, since_s in sorted(seen.failed.items()):
+        state, counts = seen.running[name], table.get(name, {})
+        lacking = [pool for pool, count in counts.items() if count and not _running(state, pool)]
+        if lacking and name in seen.services and since_s >= FAILED_S:
+            yield name
+
+
+def _running(state: AppState, pool: str) -> int:
+    found = state.deployments.get(pool)
+    return 0 if found is None else found.running

@@ -142,6 +142,21 @@ def test_a_revision_that_never_gets_ready_goes_back() -> None:
     story(tell)
 
 
+def test_an_application_that_serve_gives_up_is_deployed_anew() -> None:
+    async def tell(world: RayWorld) -> None:
+        world.serving.failing = {"decode"}
+        revision: str = await world.ask(lambda hub: hub.want(service()))
+        await asyncio.sleep(30.0)
+        assert not world.serving.workers()
+        _, sentences = await world.ask(lambda hub: hub.events(0, 0.0))
+        assert f"application {NAME}-{revision} is failed: its replicas cannot start" in sentences
+        world.serving.failing = set()
+        await world.settled(revision, prefill=1, decode=2)
+        assert world.serving.deployed == [f"{NAME}-{revision}"] * 2
+
+    story(tell)
+
+
 @pytest.mark.parametrize(("verdict", "passes"), [(0, True), (TOO_DIFFERENT, False)])
 def test_a_gate_decides_whether_a_revision_gets_requests(verdict: int, passes: bool) -> None:
     async def tell(world: RayWorld) -> None:
@@ -284,6 +299,19 @@ def test_what_is_not_for_ray_is_refused() -> None:
     async def tell(world: RayWorld) -> None:
         with pytest.raises(TandemError, match=r"spec\.store"):
             await world.ask(lambda hub: hub.want(service(store={})))
+
+    story(tell)
+
+
+def test_what_cannot_be_changed_is_refused_as_an_api_server_does() -> None:
+    async def tell(world: RayWorld) -> None:
+        revision = await up(world)
+        pools = [{**pool, "role": "unified"} if pool["name"] == "decode" else pool for pool in SPEC["pools"]]
+        with pytest.raises(TandemError, match="role cannot be changed"):
+            await world.ask(lambda hub: hub.want(service(pools=pools)))
+        with pytest.raises(TandemError, match="name is what clients ask for"):
+            await world.ask(lambda hub: hub.want(service(model={"name": "other"})))
+        await world.settled(revision, prefill=1, decode=2)
 
     story(tell)
 

@@ -18,7 +18,12 @@ def test_routers_that_have_not_come_yet_are_not_missed() -> None:
 
 def test_services_leave_when_their_routers_were_taken_away() -> None:
     gone = 10.0 + ROUTERS_GONE_S
-    assert fold((10.0, True, 0.0), (gone - 0.1, False, 0.0), (gone, False, 0.0)) == ["stay", "stay", "leave"]
+    assert fold((10.0, True, 0.0), (gone - 0.1, False, 0.0), (gone, False, 0.0), (gone + 9.0, False, 0.1)) == [
+        "stay",
+        "stay",
+        "leave",
+        "clear",
+    ]
 
 
 def test_time_in_which_serve_does_not_answer_does_not_count() -> None:
