@@ -192,7 +192,8 @@ async def test_a_revision_is_rolled_over(drilled: Drilled) -> None:
     await drilled.whole(revision=wanted)
     stories = await drilled.spans(load.heard)
     pairs = _pairs(stories)
-    assert all(stories.values()) and len(pairs) >= len(stories)
+    assert all(stories.values())
+    assert len(pairs) >= len(stories)
     assert {revisions[decode] for _, decode in pairs} == {before, wanted}
     assert not [pair for pair in pairs if revisions[pair[0]] != revisions[pair[1]]]
 
