@@ -30,7 +30,7 @@ from tests.ray.asking import eventually, listed
 _log = logging.getLogger(__name__)
 
 STREAMS: Final = 30
-WHOLE_S: Final = 120.0
+WHOLE_S: Final = 240.0
 _AT_ONCE: Final = 16
 _TOLD_MAX: Final = 5
 
@@ -132,7 +132,7 @@ class Drilled:
                 return None
             return Held(prefill.request_id, decode.request_id, prefill.router, len(live))
 
-        held: Held = await eventually(look)
+        held: Held = await eventually(look, WHOLE_S)
         return held
 
     async def _live(self, load: Load) -> list[_Live]:
@@ -210,7 +210,7 @@ def names_of(members: Sequence[MemberEntry]) -> frozenset[str]:
     return frozenset(each.name for each in members)
 
 
-async def ended(pids: Collection[int], within_s: float = 30.0) -> None:
+async def ended(pids: Collection[int], within_s: float = 60.0) -> None:
     """Wait until no such process runs; one that nobody has waited for has ended, too."""
 
     async def look() -> bool:
@@ -226,7 +226,7 @@ async def going_on(load: Load) -> None:
     async def look() -> bool:
         return len(load.heard) >= asked + STREAMS
 
-    await eventually(look)
+    await eventually(look, WHOLE_S)
 
 
 def segments() -> list[str]:

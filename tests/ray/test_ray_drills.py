@@ -22,10 +22,11 @@ from tandem.core.errors import TandemError
 from tandem.spec.service import ModelService
 from tests.ray.asking import eventually, listed
 from tests.ray.conftest import HTTP_PORT, RayStage, address_of
-from tests.ray.drilling import STREAMS, Drilled, at, ended, going_on, names_of, segments, target_of
+from tests.ray.drilling import STREAMS, WHOLE_S, Drilled, at, ended, going_on, names_of, segments, target_of
 
-pytestmark = pytest.mark.timeout(300)
-"""Starting the stage counts as part of its first test."""
+pytestmark = pytest.mark.timeout(600)
+"""Starting the stage counts as part of its first test, and machines are busy."""
+END_S = 180.0
 
 NAME = "drill"
 URL = f"http://127.0.0.1:{HTTP_PORT}"
@@ -67,8 +68,8 @@ async def drilled(ray_stage: RayStage) -> AsyncIterator[Drilled]:
     settings = {key: str(drill_settings.ROUTER[key]) for key in drill_settings.ROUTER if "sequences" not in key}
     routers = router_application(RouterPlan(drain_s=2.0, settings=settings), 2, resources={"router": 1})
     await asyncio.to_thread(serve.run, routers, name=ROUTERS, route_prefix="/")
-    await eventually(lambda: _serves(hub), 120)
-    async with open_session(URL, "", "simulated", Bounds(streams=STREAMS)) as session:
+    await eventually(lambda: _serves(hub), WHOLE_S)
+    async with open_session(URL, "", "simulated", Bounds(streams=STREAMS, end_s=END_S)) as session:
         platform = Drilled(hub, session)
         await platform.whole()
         yield platform
@@ -162,7 +163,7 @@ async def test_replicas_die_with_their_workers(drilled: Drilled) -> None:
     async def replaced() -> bool:
         return not names_of(workers) & names_of(await drilled.members(*POOLS))
 
-    await eventually(replaced)
+    await eventually(replaced, WHOLE_S)
     await drilled.whole()
 
 
@@ -187,7 +188,7 @@ async def test_a_revision_is_rolled_over(drilled: Drilled) -> None:
             current = [each for each in members if revisions.get(each.name) == wanted and each.state == "ready"]
             return len(current) == len(members) == 4
 
-        await eventually(over, 180)
+        await eventually(over, WHOLE_S)
     drilled.judged("revision rolled over", load, held)
     await drilled.whole(revision=wanted)
     stories = await drilled.spans(load.heard)
@@ -249,7 +250,7 @@ async def test_nothing_is_left(drilled: Drilled) -> None:
             return True
         return False
 
-    await eventually(hub_gone)
+    await eventually(hub_gone, WHOLE_S)
     await ended(pids)
     commands = await asyncio.to_thread(lambda: [each.cmdline() for each in psutil.process_iter()])
     assert not [each for each in commands if {"prefill_worker", "decode_worker"} & set(each)]
