@@ -73,10 +73,12 @@ class RayStage:
 def ray_stage() -> Iterator[RayStage]:
     """Three nodes at 127.0.0.1 to 127.0.0.3 with custom resources n0, n1 and n2, and Serve with HAProxy."""
     folder = Path(tempfile.mkdtemp(prefix="r", dir="/tmp"))
-    with RedisServer(folder / "redis") as redis:
-        os.environ.update(_environment(folder, redis.port))
-        yield from _cluster(folder)
-    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        with RedisServer(folder / "redis") as redis:
+            os.environ.update(_environment(folder, redis.port))
+            yield from _cluster(folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
     assert not (left := _left()), f"left after Ray was stopped: {left}"
 
 
