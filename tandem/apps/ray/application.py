@@ -1,5 +1,6 @@
 """What Tandem deploys on Serve: an application for each revision of a service, one of routers for all services."""
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 from ray import serve
@@ -40,16 +41,19 @@ def router_application(
     replica: type[RouterReplica] = RouterReplica,
     user_config: dict[str, Any] | None = None,
     more: tuple[object, ...] = (),
+    resources: Mapping[str, float] | None = None,
 ) -> Any:
-    """The application of routers: `replicas` of them, on a node each, with at most `streams` requests at once.
-    `user_config` goes to their `reconfigure`, where `replica` has one, and `more` behind the plan to its
-    constructor."""
+    """The application of routers: `replicas` of them, on a node each, with at most `streams` requests at once. Each
+    asks its node for `resources`, by Ray's names of them. `user_config` goes to their `reconfigure`, where `replica`
+    has one, and `more` behind the plan to its constructor."""
+    environment = {"env_vars": {**_ONE_LOOP, ROUTES: "1"}}
+    options = {"num_cpus": 0, "resources": dict(resources or {}), "runtime_env": environment}
     deployment = serve.deployment(serve.ingress()(replica)).options(
         name=ROUTER,
         num_replicas=replicas,
         max_replicas_per_node=1,
         max_ongoing_requests=2 * (streams or _STREAMS),
-        ray_actor_options={"num_cpus": 0, "runtime_env": {"env_vars": {**_ONE_LOOP, ROUTES: "1"}}},
+        ray_actor_options=options,
         user_config=user_config,
         graceful_shutdown_timeout_s=plan.drain_s + _ROUTER_TIMES_S,
         graceful_shutdown_wait_loop_s=0.1,
