@@ -134,4 +134,4 @@ async def test_nothing_of_a_service_is_left_when_it_has_left(hub: HubClient, ray
 
 def _of_router(path: Path) -> bool:
     """Whether a folder belongs to a process that lives: routers are still there."""
-    return psutil.pid_exists(int(path.name.split("-")[1]))
+    return bool(psutil.pid_exists(int(path.name.split("-")[1])))
