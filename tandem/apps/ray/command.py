@@ -3,7 +3,7 @@
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
@@ -21,6 +21,8 @@ from tandem.core.errors import TandemError
 from tandem.process.system import SystemClock
 
 _PUBLISH_S: Final = 2.0
+_ASKED: Final = 5
+"""How often a hub that cannot be reached is asked."""
 _HURRY_S: Final = 5.0
 
 
@@ -53,9 +55,15 @@ async def _up(options: RayUpOptions) -> None:
         serving.cancel()
         failed = not stop.asked.is_set()
         await asyncio.gather(serving, return_exceptions=True)
-        if not options.settings.keep and not (failed and platform.found):
+        if takes_away(platform.wanted, platform.found, failed=failed, keep=options.settings.keep):
             await _leave(platform, stop)
     print_line("stopped")
+
+
+def takes_away(wanted: bool, found: bool, *, failed: bool, keep: bool) -> bool:
+    """Whether the command takes its service away when it ends. What it never asked for, and what was there before a
+    start that failed, is not its to take."""
+    return wanted and not keep and not (failed and found)
 
 
 async def _serve(platform: Any, options: RayUpOptions, make_hub: Any) -> None:
@@ -88,6 +96,18 @@ async def _follow(platform: Any, options: RayUpOptions) -> None:
             print_line(f"{options.file}: {platform.name} is to be revision {revision}")
 
 
+async def _patiently(ask: Callable[[], Awaitable[object]]) -> None:
+    """Ask the hub, a few times while it cannot be reached, as it may be coming back. Raises what the last try raised."""
+    for left in reversed(range(_ASKED)):
+        try:
+            await ask()
+            return
+        except TandemError as error:
+            if error.code != "link_lost" or not left:
+                raise
+        await asyncio.sleep(_PUBLISH_S)
+
+
 @asynccontextmanager
 async def _findable(platform: Any, options: RayUpOptions) -> AsyncIterator[None]:
     """Let other commands of this user on this machine find the platform, as they find `tandem up`."""
@@ -109,7 +129,7 @@ async def _findable(platform: Any, options: RayUpOptions) -> AsyncIterator[None]
         return found
 
     try:
-        await entry()
+        await _patiently(entry)
         control = ControlServer(
             directory.control_socket, RayOperations(platform, SystemClock(), options.start_s), lambda: latest[0]
         )

@@ -74,7 +74,7 @@ class Gates:
             try:
                 async with asyncio.timeout(_DEADLINE_S):
                     status = await self._verify(self._comparison(job))
-            except (TandemError, TimeoutError) as error:
+            except (TandemError, OSError) as error:  # a TimeoutError is one, too
                 self._say(f"{name}: the comparison could not be made: {error or 'it took too long'}")
                 continue
             if status in (0, TOO_DIFFERENT):

@@ -275,7 +275,8 @@ class Hub:
         """Changes after `version`, as soon as there is one; after `wait_s` seconds without any, a bookmark. Raises
         `Expired`."""
         await self._open()
-        found: list[WatchEvent] = []
+        # What is written from here on is delivered, by this call or the next.
+        seen, found = self._cluster.version, list[WatchEvent]()
         async with aclosing(self._cluster.watch(selector, version)) as stream:
             with suppress(TimeoutError, StopAsyncIteration):
                 async with asyncio.timeout(wait_s):
@@ -284,7 +285,7 @@ class Hub:
                 async with asyncio.timeout(0.0):
                     while len(found) < _CHANGES_MAX:
                         found.append(await anext(stream))
-        return tuple(found) or (WatchEvent("bookmark", {"metadata": {"resourceVersion": self._cluster.version}}),)
+        return tuple(found) or (WatchEvent("bookmark", {"metadata": {"resourceVersion": seen}}),)
 
     # -- Within ---------------------------------------------------------------------------------------------------
 

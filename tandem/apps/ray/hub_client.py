@@ -12,6 +12,8 @@ HUB: Final = "tandem-hub"
 NAMESPACE: Final = "tandem"
 """The namespace of Ray in which it has that name."""
 CALL_S: Final = 10.0
+HUB_S: Final = 120.0
+"""Seconds that a replica which starts waits for the hub, which may be coming back."""
 
 _CLUSTER_ERRORS: Final = {"not_found": NotFound, "conflict": Conflict, "stale_epoch": Expired}
 

@@ -49,6 +49,7 @@ class RayPlatform:
         self._serving = RayServing(settings.vllm_python)
         self._revision = ""
         self._found = False
+        self._wanted = False
         self._events = 0
         self._nodes: ClusterNodes | None = None
 
@@ -60,6 +61,11 @@ class RayPlatform:
     def found(self) -> bool:
         """Whether the service was there before this command."""
         return self._found
+
+    @property
+    def wanted(self) -> bool:
+        """Whether this command has asked for the service: what it has not asked for is not its to take away."""
+        return self._wanted
 
     async def start(self, make_hub: Callable[[RaySettings], Any]) -> None:
         """See that Serve, the hub and routers are there, and want the service. Raises `link_lost`, and `bad_setting`
@@ -106,6 +112,7 @@ class RayPlatform:
         if service.metadata.name != self.name:
             problem = f"metadata.name is {service.metadata.name!r} and was {self.name!r}: that is another service"
             raise TandemError("bad_setting", problem)
+        self._wanted = True
         self._revision = await self._hub.call("want", service, within_s=_ASK_S)
         self.service = service
         return self._revision

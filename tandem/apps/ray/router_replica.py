@@ -18,7 +18,7 @@ from router.process_settings import ProcessSettings, sized
 from router.service import RouterService
 from router.wiring import Wiring
 from tandem.apps.ray.asgi import App, asgi
-from tandem.apps.ray.hub_client import HubCalls, hub_of_this_cluster
+from tandem.apps.ray.hub_client import HUB_S, HubCalls, hub_of_this_cluster
 from tandem.apps.ray.hub_cluster import HubCluster
 from tandem.apps.ray.replica_place import ReplicaPlace, place_on_ray
 from tandem.apps.ray.serving import RouterTold
@@ -76,7 +76,7 @@ class RouterReplica:
         self._drain_s = told.drain_s
         self._place = place_on_ray()
         self._hub = hub_of_this_cluster()
-        self._place.write_key(await self._hub.call("key"))
+        self._place.write_key(await self._hub.call("key", within_s=HUB_S))
         self._name = f"router-{serve.get_replica_context().replica_tag.lower()}"
         self._telemetry = _telemetry(self._name)
         self._templates = HelperTemplates(SystemClock())

@@ -7,7 +7,7 @@ import signal
 import msgspec
 from ray import serve
 
-from tandem.apps.ray.hub_client import HubCalls, hub_of_this_cluster
+from tandem.apps.ray.hub_client import HUB_S, HubCalls, hub_of_this_cluster
 from tandem.apps.ray.launching import WorkerPlace, asks_for_rdma, fetch_command, interpreter, worker_command
 from tandem.apps.ray.owned_worker import OwnedWorker
 from tandem.apps.ray.placing import actor_options
@@ -56,7 +56,7 @@ class WorkerReplica:
         self._drain_s = float(pool.drain_seconds)
         self._place = place_on_ray()
         hub = hub_of_this_cluster()
-        self._place.write_key(await hub.call("key"))
+        self._place.write_key(await hub.call("key", within_s=HUB_S))
         where = await self._where(told, pool, hub)
         await self._fetch(told, where)
         context = serve.get_replica_context()
