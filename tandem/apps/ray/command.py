@@ -97,7 +97,7 @@ async def _follow(platform: Any, options: RayUpOptions) -> None:
 
 
 async def _patiently(ask: Callable[[], Awaitable[object]]) -> None:
-    """Ask the hub, a few times while it cannot be reached, as it may be coming back. Raises what the last try raised."""
+    """Ask the hub, a few times while it cannot be reached: it may be coming back. Raises what the last try raised."""
     for left in reversed(range(_ASKED)):
         try:
             await ask()

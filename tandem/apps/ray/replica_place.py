@@ -64,7 +64,7 @@ def make_place(host: str, node: str, logs: Path) -> ReplicaPlace:
     logs.mkdir(parents=True, exist_ok=True)
     for _ in range(_TRIES):
         # The last replica of the node may be removing the folder.
-        with suppress(FileNotFoundError):
+        with suppress(FileNotFoundError, FileExistsError):
             return ReplicaPlace(host, node, _make(shared), logs)
     raise TandemError("bad_setting", f"{shared} vanishes again and again", param="socket_directory")
 
