@@ -176,6 +176,19 @@ def test_a_request_without_a_token_counts_with_its_prompt_and_one_block_more_unt
     scenario(body)
 
 
+def test_of_a_worker_that_has_told_nothing_yet_the_blocks_are_free_that_were_promised_to_nobody() -> None:
+    """It has 300, 201 of which are for the request before."""
+
+    async def body(pool: Pool) -> None:
+        pool.peer().view.blocks = 300
+        pool.world.ask(tokens=200 * BLOCK)
+        assert pool.peer().view.load is None
+        assert pool.wait_s(99) == 0.0
+        assert pool.wait_s(100) > 0.0
+
+    scenario(body)
+
+
 def test_a_request_that_the_worker_lets_wait_gets_its_blocks_before_a_new_one() -> None:
     """Figures are late by less than the sleep."""
 

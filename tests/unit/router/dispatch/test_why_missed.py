@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from router.dispatch import reuse_history
 from router.dispatch.reuse_history import KnownPrefix, PromptOwner, ReuseHistory
 from router.dispatch.why_missed import NEVER_SEEN, Evidence, Others, Where, why_missed
 from tandem.core.kv import pack_tokens
@@ -127,6 +128,17 @@ def test_no_tenant_salt_or_root_finds_what_another_one_asked() -> None:
         assert history.others(OWN, tokens(*range(1, 9)), BLOCK) == Others()
         assert ask(history, prompt).tokens == 0
         assert ask(history, prompt).tokens == 8
+
+
+def test_of_too_many_beginnings_those_are_forgotten_that_nobody_has_asked_for_longest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(reuse_history, "_STARTS_MAX", 3)
+    history = ReuseHistory(1 << 20)
+    for first in (1, 2, 3, 1, 4, 5):
+        ask(history, tokens(first, *range(BLOCK)), OWNERS[1])
+    known = [history.others(OWNERS[0], tokens(first, *range(BLOCK)), BLOCK) != Others() for first in range(1, 6)]
+    assert known == [True, False, False, True, True]
 
 
 OWNERS = tuple(
