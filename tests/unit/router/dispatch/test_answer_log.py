@@ -76,6 +76,12 @@ def test_a_client_may_come_back_after_every_event() -> None:
     assert [log.chars((count, 0))[0] for count in (0, 1, 4, 6)] == [0, 1, 4, 6]
 
 
+def test_before_its_first_event_a_stream_has_no_text() -> None:
+    """Else who returns has to name a place that it was never told."""
+    log = said()
+    assert log.chars((0, 0)) == (0, 0)
+
+
 @pytest.mark.parametrize("count", [2, 3, 5])
 def test_a_place_inside_of_an_event_is_refused_not_guessed(count: int) -> None:
     """Else the client would get tokens twice, or lose the text of some."""

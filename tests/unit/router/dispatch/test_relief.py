@@ -13,8 +13,9 @@ from router.dispatch import prefill_rebalance as relief
 from router.dispatch.attempt import WorkerStream
 from router.dispatch.recovery import RecoveryStream
 from router.dispatch.request_state import RequestState
-from router.dispatch.starvation import AlternativeWorker
+from router.dispatch.starvation import AlternativeWorker, PrefillRate
 from router.fleet.peer import Peer
+from router.placement import Breakdown
 from router.settings import AdmissionSettings, RetrySettings, RouterSettings
 from tandem.apps.simulation.counting import CountingMeter
 from tandem.apps.simulation.loop import VirtualLoop, run
@@ -216,6 +217,48 @@ def test_a_prompt_that_waits_is_judged_by_what_its_placement_expected_and_what_i
             await ended(client)
 
     starved(body, "p1 d1", paces={"d1": 0.01})
+
+
+def test_what_a_placement_expected_of_the_first_token_is_the_line_the_fetch_and_the_prompt() -> None:
+    """A prompt whose blocks take long to come is not taken to be starved for that."""
+
+    async def body(world: World, _: CountingMeter) -> None:
+        client = world.ask(tokens=100)
+        await asyncio.sleep(0.1)
+        (request,) = world.dispatcher._requests.values()
+        attempt = request._attempt
+        assert attempt is not None
+        cost = Breakdown(1000.0, 2000.0, 100.0, 9000.0, 90.0, fetch_ms=4000.0)
+        costs = ((attempt.placement.costs[0][0], cost),)
+        attempt.placement = msgspec.structs.replace(attempt.placement, costs=costs)
+        waits = request.prompt_waits(request.worker_streams[0], 7.0, 17.0, world.clock.now())
+        assert waits is not None
+        assert (waits.expected_s, waits.answer_s) == (7.0, 9.0)
+        await ended(client)
+
+    starved(body, "p1 d1", paces={"d1": 0.01})
+
+
+def test_elsewhere_a_prompt_has_its_turn_as_late_as_prompts_there_have_been_seen_to() -> None:
+    """Steps of `p3` say that it has all that waits there within a second; it has computed a token in each of the
+    last four. Whoever believed the steps would have prompts go to and fro between two starved workers."""
+
+    async def body(world: World, _: CountingMeter) -> None:
+        clients = [world.ask(tokens=100) for _ in range(4)]
+        await asyncio.sleep(0.1)
+        rebalancer, now = world.dispatcher._prefill_rebalancer, world.clock.now()
+        waiting = relief._waiting(peer_of(world, "p1"))
+        drain = rebalancer._drains["p3"] = PrefillRate()
+        drain.look(now - 4.0, 0, 2)
+        drain.look(now, 4, 2)
+        there = rebalancer._elsewhere(waiting[0].request, (("p1", 1),), forced=False)
+        assert there is not None
+        assert there.name == "p3"
+        assert there.first_s >= 100.0
+        for client in clients:
+            await ended(client)
+
+    starved(body, "p1 p3 d1", paces={"p1": 1e3, "p3": 1e3, "d1": 0.01})
 
 
 class Looks:

@@ -10,7 +10,8 @@ import pytest
 
 from kv_transfer.tickets import Keyring, TicketKey
 from router.dispatch.dispatcher import Dispatcher
-from router.dispatch.recovery import Recovery
+from router.dispatch.failover import Failover, RecoveredAttempt
+from router.dispatch.recovery import Recovery, RecoveryStream
 from router.dispatch.resume_token import decode_resume_token, encode_resume_token, resume_key, resume_keys
 from router.fleet.peer import Peer
 from router.generation import Generation, Resumed, Usage
@@ -22,12 +23,21 @@ from tandem.apps.simulation.platform import Platform, Shape, named_workers
 from tandem.core.deadlines import Deadlines
 from tandem.core.errors import TandemError
 from tandem.core.kv import pack_tokens
-from tandem.core.messages import AttemptResumed, Cancel, SequenceOutput, TokenLogprob, WorkerCommand
+from tandem.core.messages import (
+    AttemptFailed,
+    AttemptResumed,
+    Cancel,
+    SampleFirst,
+    SequenceOutput,
+    TokenLogprob,
+    WorkerCommand,
+)
 from tandem.core.request import Sampling, Stopping
 from tandem.core.spans import TraceContext
 from tandem.engine.settings import SchedulerSettings
 from tandem.engine.simulated.model import SimulatedModel
-from tests.worlds.router_world import Spans
+from tests.worlds.router_world import Client, Spans
+from tests.worlds.router_world import World as ScriptedWorld
 
 MODEL = SimulatedModel(blocks=160, token_s=0.0001, base_s=0.008)
 KEYRING = Keyring(TicketKey("a", b"0123456789abcdef"))
@@ -216,7 +226,9 @@ def test_the_trace_of_an_answer_that_was_taken_over_says_where_it_goes_on() -> N
         await sink.ended.wait()
         *_, place = (span for span in world.recorder.spans("req") if span.name == "place")
         assert (place.attributes["prefill"], place.attributes["decode"]) == (had.prefill, had.decode)
-        assert str(place.attributes["costs"]).startswith(f"{Candidate(had.decode or '', had.prefill or '')}: ")
+        assert str(place.attributes["costs"]).startswith(
+            f"{Candidate(had.decode or '', had.prefill or '')}: 0.0 ms = "
+        )
         assert place.attributes["reasons"] == "taken over from another router"
 
     scenario(test)
@@ -326,6 +338,17 @@ def test_others_find_nothing() -> None:
         assert first.usage is not None
 
     scenario(test)
+
+
+def test_who_asks_for_what_nobody_has_takes_no_place_of_those_who_come_later() -> None:
+    async def test(world: World) -> None:
+        for number in range(5):
+            with pytest.raises(TandemError, match="cannot be resumed"):
+                await world.resume(f"unknown-{number}")
+        assert world.dispatcher.held == 0
+        assert (await world.whole(world.generation())).place(1) == (60,)
+
+    scenario(test, RouterSettings(admission=AdmissionSettings(requests_max=2)))
 
 
 def test_nobody_comes_back() -> None:
@@ -547,3 +570,56 @@ def test_only_what_is_of_one_attempt_is_taken_over_and_the_rest_is_let_go(
             assert found.number == (decode or prefill)
 
     run(main)
+
+
+@pytest.mark.parametrize(
+    ("moved", "prefill", "waits"), [(True, None, False), (False, None, True), (False, 1, True), (False, 2, False)]
+)
+def test_a_router_waits_for_more_workers_until_it_has_all_that_the_request_goes_on_with(
+    moved: bool, prefill: int | None, waits: bool
+) -> None:
+    """A client that comes back is answered at once where decode needs nobody, or has the prefill of its attempt."""
+
+    async def main(loop: VirtualLoop) -> None:
+        sealed = encode_resume_token(KEYRING, World(loop, PAIRED, 1, 1).generation(), 0)
+        claims, asked = Recovery("req", "tenant", (b"key",), KEYRING), (Asked("d0"), Asked("p0"))
+        for worker in asked:
+            claims.ask(cast(Peer, worker))
+        d0, p0 = (worker.recovery_stream for worker in asked)
+        if moved:
+            d0.on_output(SequenceOutput(7, 0, 1, (5,), "", 0), loop.time())
+        d0.on_claimed(AttemptResumed(7, sealed, 2, "decode", 10.0, ((0, 1),)))
+        p0.on_claimed(prefill and AttemptResumed(7, sealed, prefill, "prefill", 10.0, ((0, 1),)))
+        for more, took_s in ((False, 0.0), (True, 5.0 if waits else 0.0)):
+            began = loop.time()
+            await claims.settled(lambda more=more: more, 5.0)  # type: ignore[misc]
+            assert loop.time() - began == pytest.approx(took_s, abs=0.01)
+
+    run(main)
+
+
+def test_a_decode_that_had_failed_is_not_told_to_compute_the_prompt_of_a_request_that_goes_on_elsewhere() -> None:
+    """Its report would pass for that of the worker which does, and its cached tokens for the answer's."""
+
+    async def main(loop: VirtualLoop) -> None:
+        world = ScriptedWorld(loop)
+        for name in ("u1", "u2"):
+            world.worker(name, "unified")
+        await world.start()
+        peer = world.fleet.peer("u1")
+        assert peer is not None
+        handle = RecoveryStream(peer, lambda: None).handle
+        claimed = AttemptResumed(handle, b"", 1, "decode", 10.0, ((0, 1),))
+        failure = AttemptFailed(handle, "engine_failed", "it broke")
+        generation = msgspec.structs.replace(world.generation(), resume=b"facts")
+        share = RecoveredAttempt(peer, handle, claimed, (), None, failure, None)
+        adopted = world.dispatcher.adopt(world.dispatcher.reserve(), Failover(generation, 0, share, None))
+        client = Client(world, generation)
+        adopted.listen(client, (0,))
+        await client.ended.wait()
+        client.check_whole()
+        assert Cancel(handle) in world.workers["u1"].commands
+        assert SampleFirst(handle) not in world.workers["u1"].commands
+        await world.stop()
+
+    run(main, limit_s=1000.0)

@@ -47,6 +47,30 @@ def test_an_admitted_request_that_found_no_worker_waits_at_the_front_of_its_prio
     assert admission.next("m") == 1
 
 
+@pytest.mark.parametrize("priority", [-1, 0, 1])
+def test_who_waits_again_does_so_after_those_of_higher_priority_and_before_all_others(priority: int) -> None:
+    admission, order = Admission(AdmissionSettings()), []
+    admission.arrive(1, "m", priority, True)
+    for later, other in ((2, priority - 1), (3, priority), (4, priority + 1)):
+        admission.arrive(later, "m", other, False)
+    admission.wait_again(1, priority)
+    while (key := admission.next("m")) is not None:
+        admission.leave_line(key)
+        order.append(key)
+    assert order == [4, 1, 3, 2]
+
+
+def test_a_line_that_is_longer_than_its_bound_is_found() -> None:
+    """Simulations ask after every step: what this does not find they do not."""
+    admission = Admission(AdmissionSettings(queued_max=2))
+    for key in range(2):
+        admission.arrive(key, "m", 0, False)
+    admission.check()
+    admission._settings = AdmissionSettings(queued_max=1)
+    with pytest.raises(AssertionError, match="2 requests for m are queued"):
+        admission.check()
+
+
 def test_who_waits_again_was_admitted_before_and_passes_no_bound_of_the_line() -> None:
     admission = Admission(AdmissionSettings(queued_max=1))
     admission.arrive(1, "m", 0, True)

@@ -137,6 +137,27 @@ def test_a_request_that_comes_before_the_canary_has_ended_is_computed_by_decode_
     on_stage(main)
 
 
+def test_prefill_workers_that_start_again_do_not_take_a_router_that_serves_out_of_use() -> None:
+    """Else every rollout of prefill takes all routers out of the load balancer until the canaries are back."""
+
+    async def main(stage: Stage) -> None:
+        await stage.world.start()
+        assert stage.world.dispatcher.ready() is None
+        for decode in (stage.d0, stage.d1):
+            decode.transfer = lambda _holder: None
+        for prefill in (stage.p0, stage.p1):
+            prefill.die()
+            await prefill.revive()
+        while stage.world.fleet.unproven() is None:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+        assert stage.world.dispatcher.ready() is None
+        for decode in (stage.d0, stage.d1):
+            decode.transfer = lambda _holder: ("mem", "")
+        await asyncio.sleep(PAIRS.canary_s + PAIRS.backoff_max_s)
+
+    on_stage(main)
+
+
 def test_a_pair_that_fails_is_opened_and_others_carry_on_until_it_heals() -> None:
     async def main(stage: Stage) -> None:
         broken = True

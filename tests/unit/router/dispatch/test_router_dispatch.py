@@ -67,6 +67,22 @@ def test_a_request_goes_through_prefill_and_decode_and_arrives_whole() -> None:
     assert str(place.attributes["reasons"])
 
 
+def test_a_request_whose_books_are_wrong_is_found() -> None:
+    """Simulations ask after every step: what this does not find they do not."""
+
+    async def body(world: World) -> None:
+        client = world.ask()
+        (request,) = world.dispatcher._requests.values()
+        request._unfinished += 1
+        with pytest.raises(AssertionError, match="2 counted, 1 unfinished"):
+            world.dispatcher.check()
+        request._unfinished -= 1
+        world.dispatcher.check()
+        (await ended(client)).check_whole()
+
+    scenario(body)
+
+
 def test_branches_share_one_prefill_and_finish_together() -> None:
     async def body(world: World) -> None:
         client = await ended(world.ask(n=3, tokens=100))

@@ -112,6 +112,34 @@ def test_who_waits_there_for_another_router_goes_first() -> None:
     scenario(body)
 
 
+def test_who_waits_there_for_another_router_takes_as_much_as_one_who_runs() -> None:
+    """Ten use 800 blocks: 80 of the 200 free ones are for the one that waits."""
+
+    async def body(pool: Pool) -> None:
+        pool.loaded(running=10, free=200, waiting=1)
+        assert pool.wait_s(120) == 0.0
+        assert pool.wait_s(121) == pytest.approx(64 * STEP_S)
+
+    scenario(body)
+
+
+def test_half_of_what_a_running_answer_is_expected_to_grow_by_is_not_free() -> None:
+    """It has a block and is expected to have a hundred more: 50 of the 300 free ones. Ten use 700, so that 70 are for
+    the one that waits."""
+
+    async def body(pool: Pool) -> None:
+        pool.world.workers["d1"].prefill_s = 0.0
+        pool.world.workers["d1"].step_s = 0.2
+        client = pool.world.ask(tokens=100 * BLOCK, max_tokens=1600)
+        while not client.tokens[0]:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+        pool.loaded(running=10, free=300, waiting=1)
+        assert pool.wait_s(180) == 0.0
+        assert pool.wait_s(181) > 0.0
+
+    scenario(body, expected_tokens=1600)
+
+
 def test_a_request_of_this_router_has_its_blocks_until_its_answer_is_expected_to_end() -> None:
     """One token of 64 is there, and 63 are left."""
 
@@ -144,6 +172,19 @@ def test_a_request_without_a_token_counts_with_its_prompt_and_one_block_more_unt
         if seen:
             await asyncio.sleep(5.0)
         pool.check_needs(50, 50 if seen else 151, running=1)
+
+    scenario(body)
+
+
+def test_of_a_worker_that_has_told_nothing_yet_the_blocks_are_free_that_were_promised_to_nobody() -> None:
+    """It has 300, 201 of which are for the request before."""
+
+    async def body(pool: Pool) -> None:
+        pool.peer().view.blocks = 300
+        pool.world.ask(tokens=200 * BLOCK)
+        assert pool.peer().view.load is None
+        assert pool.wait_s(99) == 0.0
+        assert pool.wait_s(100) > 0.0
 
     scenario(body)
 
@@ -214,6 +255,24 @@ def test_a_request_goes_to_a_worker_one_second_before_that_has_memory_for_it(wai
         assert pool.world.dispatcher._admission.queued("demo") == 1 - sent
 
     scenario(body, expected_tokens=16)
+
+
+def test_who_waited_for_memory_is_told_so_in_its_trace() -> None:
+    """Also where the first look at what waits finds a place for it."""
+
+    async def body(pool: Pool) -> None:
+        pool.loaded(running=10, free=0)
+        pool.world.workers["d1"].prefill_s = 0.0
+        client = pool.world.ask(tokens=100 * BLOCK)
+        await asyncio.sleep(1.0)
+        load = Load(0, 0, 0, 1000, 0, 0, STEP_S, 0.0, 0.0, 0)
+        pool.peer().view.loaded(load, pool.world.clock.now(), 0.0)
+        pool.world.dispatcher.loaded(pool.peer(), load)
+        await client.ended.wait()
+        (queue,) = [span for span in pool.world.recorder.kept["req-1"] if span.name == "queue"]
+        assert "d1 is expected to have KV memory for it only 6.4 s after" in str(queue.attributes["reasons"])
+
+    scenario(body)
 
 
 # ---- how often a request ends ----

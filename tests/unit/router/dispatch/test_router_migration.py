@@ -1,6 +1,7 @@
 """Streams of a worker that leaves: the short ones finish, the long ones move a few at a time, and none is torn."""
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
@@ -175,6 +176,57 @@ def test_a_stream_moves_by_what_steps_take_as_its_worker_has_told(step_s: float,
     scenario(body, "u1 u2")
 
 
+@pytest.mark.parametrize(("share", "moves"), [(0.9, 0), (1.1, 1), (1.9, 1)])
+def test_a_stream_moves_by_what_steps_are_expected_to_take_where_its_worker_has_told_nothing_yet(
+    share: float, moves: int
+) -> None:
+    """The share of the time that is left which its tokens would take, with the margin."""
+
+    async def body(world: World) -> None:
+        client = world.ask(max_tokens=400)
+        await asyncio.sleep(0.1)
+        busy, idle = busy_and_idle(world)
+        peer = world.fleet.peer(busy.worker_id)
+        assert peer is not None
+        assert peer.view.load is None
+        step_s = world.tools.costs.step_ms(busy.worker_id, peer.view.sequences) / 1e3
+        left = 400 - len(client.tokens[0])
+        busy.step_s = step_s / 4
+        leaving(busy, left * step_s * NO_RETRIES.migration.margin / share)
+        await asyncio.wait_for(client.ended.wait(), 60)
+        client.check_whole()
+        assert len(idle.submits) == moves
+
+    scenario(body, "u1 u2")
+
+
+def test_a_worker_that_leaves_earlier_than_it_said_is_looked_at_by_that_alone() -> None:
+    """The trace of a stream that moved says how long its worker was to stay, and the moves are a few at a time."""
+
+    async def body(world: World) -> None:
+        world.workers["u2"].draining = True
+        clients = [world.ask(max_tokens=600) for _ in range(40)]
+        await asyncio.sleep(0.3)
+        busy, _ = busy_and_idle(world)
+        leaving(busy, 6.0)
+        await asyncio.sleep(0.05)
+        told_at = world.clock.now()
+        leaving(busy, 4.0)
+        for client in clients:
+            await asyncio.wait_for(client.ended.wait(), 60)
+            client.check_whole()
+        spans = [span for kept in world.recorder.kept.values() for span in kept if span.name == "attempt"]
+        moved = [span for span in spans if span.attributes["outcome"] == "moved"]
+        to_wall = world.clock.wall() - world.clock.now()
+        later = [span for span in moved if span.end_s - to_wall > told_at + 0.02]
+        assert len(later) > 4
+        for span in later:
+            (left_s,) = re.findall(r"leaves in ([\d.]+) s", str(span.attributes["notes"]))
+            assert span.end_s - to_wall + float(left_s) == pytest.approx(told_at + 4.0, abs=0.1)
+
+    scenario(body, "u1 u2")
+
+
 def test_without_another_worker_a_stream_stays_and_goes_on_in_the_next_incarnation() -> None:
     async def body(world: World) -> None:
         client = world.ask(max_tokens=400)
@@ -248,6 +300,28 @@ def test_the_blocks_come_from_the_worker_that_leaves() -> None:
         remote = idle.submits[0].remote
         assert remote is not None
         assert (remote.worker_id, remote.epoch) == (busy.worker_id, busy.epoch)
+
+    scenario(body, "u1 u2", settings)
+
+
+def test_no_blocks_are_asked_of_a_worker_that_leaves_and_lets_others_wait() -> None:
+    """A move that stands in line there has not come through when the worker goes."""
+    settings = replace(NO_RETRIES, placement=PlacementSettings(prefer="auto"))
+
+    async def body(world: World) -> None:
+        client = world.ask(max_tokens=400)
+        await asyncio.sleep(0.3)
+        busy, idle = busy_and_idle(world)
+        peer = world.fleet.peer(busy.worker_id)
+        assert peer is not None
+        peer.view.loaded(Load(1, 1, 0, 900, 0, 0, 0.01, 1000.0, 100.0, 0), world.clock.now(), 0.0)
+        busy.draining = True
+        assert busy.link is not None
+        busy.link.tokens.send(Draining(1.0))
+        await asyncio.wait_for(client.ended.wait(), 30)
+        client.check_whole()
+        assert [submit.mode for submit in busy.submits] == ["local"]
+        assert [submit.mode for submit in idle.submits] == ["local"]
 
     scenario(body, "u1 u2", settings)
 

@@ -74,6 +74,14 @@ def test_held_back_text_may_come_with_the_finish_alone() -> None:
     assert positions.text_chars == 4
 
 
+def test_the_finish_may_come_without_a_token_and_with_text_that_another_worker_did_not_hold_back() -> None:
+    """A sequence whose finish is dropped never ends for its client."""
+    positions = Positions(0)
+    positions.accept(output(1, (5,), "ab"))
+    assert positions.accept(output(2, (), "b tail", 1, finish="stop")) == output(2, (), " tail", 2, finish="stop")
+    assert positions.finish == "stop"
+
+
 @st.composite
 def streams(draw: st.DrawFn) -> tuple[list[SequenceOutput], list[list[SequenceOutput]]]:
     """A truth with some text held back, and several streams of it, cut at random, each from a random start."""

@@ -1,13 +1,18 @@
 """What dispatch makes of reuse: tiers in the usage, pins where the prompt is computed, why a prompt missed."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from itertools import permutations
 from typing import Any
 
 import msgspec
 
+from kv_transfer.index.protocol import Held
 from router.dispatch.pinned_prefixes import FleetPinnedPrefixes
+from router.dispatch.reuse_watch import ReuseWatch
+from router.dispatch.why_missed import Evidence
 from router.generation import PrefixReplica
+from router.placement import Breakdown, Candidate, Placement
 from router.settings import PlacementSettings, RouterSettings
 from tandem.apps.simulation.loop import VirtualLoop, run
 from tandem.core.kv import chain_names, pack_tokens, tenant_root
@@ -17,6 +22,7 @@ from tests.unit.router.dispatch.test_router_dispatch import ended
 from tests.worlds.router_world import ROOT, Client, World
 
 BLOCK = 16
+NOTHING = Breakdown(0.0, 0.0, 0.0, 0.0, 0.0)
 PAIRED = RouterSettings(placement=PlacementSettings(prefer="disaggregated"))
 
 
@@ -147,6 +153,52 @@ def test_what_a_worker_evicted_or_took_with_it_is_told() -> None:
         await asyncio.sleep(5.0)
         lost = await asked(world, packed)
         assert dispatch(world, lost).attributes["missed"] == "worker_lost"
+
+    scenario(body)
+
+
+def test_the_worker_with_the_most_is_named_of_those_whose_blocks_could_be_used() -> None:
+    """In whatever order they are found. `p3` computes other KV, and one that this router does not know has the most
+    of all."""
+
+    async def body(world: World) -> None:
+        told: list[Evidence] = []
+        peer = world.fleet.peer("p3")
+        assert peer is not None
+        peer.hello = msgspec.structs.replace(peer.hello, root=b"other")
+        blocks = {"p1": 2, "p2": 4, "p3": 5, "gone": 6}
+        placement = Placement("disaggregated", "d1", "p1", 100, 32, ((Candidate("d1", "p1"), NOTHING),), ())
+        watch, orders = ReuseWatch(world.fleet, world.loop, world.clock, 1 << 20), list(permutations(blocks))
+        for order in orders:
+            held = {name: Held(blocks[name], blocks[name]) for name in order}
+            watch.placed(world.generation(tokens=100), held, placement, told.append)
+        await asyncio.sleep(0.1)
+        assert [(each.holder, each.best) for each in told] == [("p2", 64)] * len(orders)
+
+    scenario(body, "p1 p2 p3 d1")
+
+
+def test_the_cost_of_a_prompt_is_learned_from_those_that_were_computed_alone() -> None:
+    """What two took together would pass for what one takes, and prompts go elsewhere for it."""
+
+    async def body(world: World) -> None:
+        seen: list[tuple[str, bool]] = []
+        observe = world.tools.costs.observe_spans
+
+        def noted(worker_id: str, spans: Sequence[Span], *, alone: bool = False) -> None:
+            seen.append((worker_id, alone))
+            observe(worker_id, spans, alone=alone)
+
+        world.tools.costs.observe_spans = noted  # type: ignore[method-assign]
+        await ended(world.ask(tokens=100))
+        await asyncio.sleep(0.1)
+        assert ("p1", True) in seen
+        seen.clear()
+        clients = [world.ask(tokens=100) for _ in range(2)]
+        for client in clients:
+            await ended(client)
+        await asyncio.sleep(0.1)
+        assert [alone for worker_id, alone in seen if worker_id == "p1"] == [False, False]
 
     scenario(body)
 

@@ -123,6 +123,14 @@ def test_a_worker_that_has_waited_for_work_is_not_slow_by_it() -> None:
     assert drain.token_s() == pytest.approx(0.01)
 
 
+def test_the_time_in_which_nothing_waited_does_not_make_a_worker_slow() -> None:
+    """Else the first prompts after each pause are moved off it, or refused."""
+    drain = PrefillRate()
+    for now, computed, waiting in ((0.0, 0, 3), (4.0, 400, 3), (5.0, 500, 0), (100.0, 500, 3), (104.0, 900, 3)):
+        drain.look(now, computed, waiting)
+    assert drain.token_s() == pytest.approx(0.01)
+
+
 def test_a_step_that_takes_long_is_not_taken_for_a_worker_that_computes_nothing() -> None:
     """30,000 tokens in each step of 30 s, seen when it has ended."""
     drain, paces = PrefillRate(), list[float]()

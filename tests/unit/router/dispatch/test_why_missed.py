@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from router.dispatch import reuse_history
 from router.dispatch.reuse_history import KnownPrefix, PromptOwner, ReuseHistory
 from router.dispatch.why_missed import NEVER_SEEN, Evidence, Others, Where, why_missed
 from tandem.core.kv import pack_tokens
@@ -127,6 +128,42 @@ def test_no_tenant_salt_or_root_finds_what_another_one_asked() -> None:
         assert history.others(OWN, tokens(*range(1, 9)), BLOCK) == Others()
         assert ask(history, prompt).tokens == 0
         assert ask(history, prompt).tokens == 8
+
+
+def test_of_too_many_beginnings_those_are_forgotten_that_nobody_has_asked_for_longest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(reuse_history, "_STARTS_MAX", 3)
+    history = ReuseHistory(1 << 20)
+    for first in (1, 2, 3, 1, 4, 5):
+        ask(history, tokens(first, *range(BLOCK)), OWNERS[1])
+    known = [history.others(OWNERS[0], tokens(first, *range(BLOCK)), BLOCK) != Others() for first in range(1, 6)]
+    assert known == [True, False, False, True, True]
+
+
+OWNERS = tuple(
+    PromptOwner(tenant, salt, root, revision)
+    for tenant, salt in (("a", "salt-a"), ("a", "salt-a/x"), ("b", "salt-b"))
+    for root, revision in ((b"root-1", "r1"), (b"root-2", "r2"))
+)
+SHORT = st.lists(st.integers(0, 1), min_size=1, max_size=6)
+
+
+@given(st.lists(st.tuples(st.sampled_from(OWNERS), SHORT), max_size=12), st.sampled_from(OWNERS), SHORT)
+def test_others_are_those_who_asked_for_the_same_whole_block(
+    asked: list[tuple[PromptOwner, list[int]]], owner: PromptOwner, prompt: list[int]
+) -> None:
+    """Who is told of another salt or revision changes settings for it: there has to be one, and a block of it."""
+    history = ReuseHistory(1 << 20)
+    for each, ids in asked:
+        ask(history, tokens(*ids), each)
+    alike = {each for each, ids in asked if len(ids) >= BLOCK and ids[:BLOCK] == prompt[:BLOCK]}
+    own = {each for each in alike if each.tenant == owner.tenant}
+    assert history.others(owner, tokens(*prompt), BLOCK) == Others(
+        salt=any(each.root == owner.root for each in own - {owner}),
+        revision=any(each.tenant_salt == owner.tenant_salt for each in own - {owner}),
+        tenant=alike != own,
+    )
 
 
 @given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=12), min_size=1, max_size=12))
