@@ -6,11 +6,11 @@ from contextlib import suppress
 
 import pytest
 
-from tandem.apps.ray.memory_serving import MemoryPace, MemoryServing
 from tandem.core.errors import TandemError
 from tandem.process.system import SystemClock
 from tandem.spec.reading import service_of
 from tests.contract.serving import ServingStage, TestServing
+from tests.worlds.memory_serving import MemoryPace, MemoryServing
 
 __all__ = ["TestServing"]
 

@@ -23,7 +23,6 @@ from control_plane.reports.wire import (
 from router.discovery.pods import SELECTED, WorkerPod, worker_of
 from tandem.apps.ray.gates import Comparison
 from tandem.apps.ray.hub import Hub
-from tandem.apps.ray.memory_serving import MemoryPace, MemoryServing
 from tandem.apps.ray.options import RaySettings
 from tandem.apps.ray.pods import NAMESPACE
 from tandem.apps.ray.serving import AppState, RevisionApp, RouterTold, WorkerTold
@@ -36,6 +35,7 @@ from tandem.spec.reading import service_of
 from tandem.spec.service import ModelService
 from tandem.spec.status import ModelServiceStatus
 from tests.worlds.loop_clock import LoopClock
+from tests.worlds.memory_serving import MemoryPace, MemoryServing
 
 NAME = "chat"
 BACK_S = 1.0

@@ -19,7 +19,6 @@ _BASE_MAX: Final = 50
 _ID_CHARS: Final = 12
 _REPLICA: Final = "replica-"
 _SOCKETS: Final = "s"
-_TRIES: Final = 100
 
 
 @dataclass(frozen=True)
@@ -50,8 +49,8 @@ class ReplicaPlace:
     def remove(self) -> None:
         """Remove the replica's own folder, and the node's with the last one."""
         shared = self.directory.parent
-        with suppress(OSError), _locked(shared):
-            shutil.rmtree(self.directory, ignore_errors=True)
+        shutil.rmtree(self.directory, ignore_errors=True)
+        with suppress(OSError), _alone(self.logs):
             if not any(shared.glob(f"{_REPLICA}*")):
                 shutil.rmtree(shared, ignore_errors=True)
 
@@ -62,11 +61,8 @@ def make_place(host: str, node: str, logs: Path) -> ReplicaPlace:
     usual = tempfile.gettempdir()
     shared = Path(usual if len(usual) <= _BASE_MAX else "/tmp") / f"{RUN_PREFIX}node-{node[:_ID_CHARS]}"
     logs.mkdir(parents=True, exist_ok=True)
-    for _ in range(_TRIES):
-        # The last replica of the node may be removing the folder.
-        with suppress(FileNotFoundError, FileExistsError):
-            return ReplicaPlace(host, node, _make(shared), logs)
-    raise TandemError("bad_setting", f"{shared} vanishes again and again", param="socket_directory")
+    with _alone(logs):
+        return ReplicaPlace(host, node, _make(shared), logs)
 
 
 def _make(shared: Path) -> Path:
@@ -75,22 +71,20 @@ def _make(shared: Path) -> Path:
     found = shared.lstat()
     if found.st_uid != os.getuid() or not stat.S_ISDIR(found.st_mode):
         raise TandemError("bad_setting", f"{shared} belongs to another user; remove it", param="socket_directory")
-    with _locked(shared):
-        for left in shared.glob(f"{_REPLICA}*"):
-            if not _alive(left.name.split("-")[1]):
-                shutil.rmtree(left, ignore_errors=True)
-        (shared / _SOCKETS).mkdir(mode=0o700, exist_ok=True)
-        return Path(tempfile.mkdtemp(prefix=f"{_REPLICA}{os.getpid()}-", dir=shared))
+    for left in shared.glob(f"{_REPLICA}*"):
+        if not _alive(left.name.split("-")[1]):
+            shutil.rmtree(left, ignore_errors=True)
+    (shared / _SOCKETS).mkdir(mode=0o700, exist_ok=True)
+    return Path(tempfile.mkdtemp(prefix=f"{_REPLICA}{os.getpid()}-", dir=shared))
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Alone in a folder. Raises `FileNotFoundError` when it was removed meanwhile."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+def _alone(logs: Path) -> Iterator[None]:
+    """The only replica of the node that makes or removes folders. It is the folder of logs that is locked: that one
+    stays for as long as the session does. Raises `OSError` where it is gone."""
+    descriptor = os.open(logs, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
-        if os.fstat(descriptor).st_nlink == 0:
-            raise FileNotFoundError(str(folder))
         yield
     finally:
         os.close(descriptor)

@@ -1,6 +1,6 @@
 """The seam to Ray Serve: Tandem's applications of workers, and the reports that replicas send to the hub.
 
-`ray_serving` speaks to a Ray cluster, `memory_serving` is one in memory. Both pass `tests/contract/serving.py`.
+`ray_serving` speaks to a Ray cluster; tests have one in memory. Both pass `tests/contract/serving.py`.
 Every value here is a struct of msgspec, so that it may travel as bytes.
 """
 

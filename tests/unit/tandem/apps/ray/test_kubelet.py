@@ -9,7 +9,6 @@ import pytest
 
 from router.discovery.pods import worker_of
 from tandem.apps.ray.kubelet import MANAGER, SILENT_S, Kubelet
-from tandem.apps.ray.memory_serving import MemoryServing
 from tandem.apps.ray.operator_parts import HubObjects
 from tandem.apps.ray.pods import NAMESPACE, pod_of, status_of
 from tandem.apps.ray.serving import WorkerTold
@@ -17,6 +16,7 @@ from tandem.apps.simulation.loop import run
 from tandem.kube.cluster import NotFound, Selector
 from tandem.kube.kinds import MODEL_SERVICE, POD, SCALED_OBJECT, Json
 from tests.worlds.loop_clock import LoopClock
+from tests.worlds.memory_serving import MemoryServing
 
 TOLD = WorkerTold(
     name="chat-1-d-1", service="chat", pool="d", role="decode", revision="1111111111", address="127.0.0.2:7000"
