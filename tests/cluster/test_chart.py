@@ -15,6 +15,7 @@ from tests.cluster.lab.admin import Admin
 from tests.cluster.lab.http import Json
 from tests.cluster.scenario.helm import CHARTS, Helm
 from tests.helm.charts import NAMESPACE, VARIANTS, of_kind, rendered, workloads
+from tests.unit.deploy.test_deploy_examples import EXAMPLES
 
 _CHART: Final = str(CHARTS / "tandem")
 _OF_OTHERS: Final = ("monitoring.coreos.com", "cert-manager.io")
@@ -71,7 +72,7 @@ def test_every_pod_is_let_into_a_restricted_namespace(variant: str, restricted: 
         assert "restricted" in refused.message
 
 
-@pytest.mark.parametrize("path", sorted(Path("deploy/examples").glob("*.yaml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_workers_of_the_examples_are_let_in(path: Path, restricted: Admin) -> None:
     installation = Installation(tls_secret="tandem-tls")
     service = completed(read_service(path), installation)

@@ -12,8 +12,8 @@ from tandem.apps.cli.doctor.cases import Host
 from tandem.apps.cli.doctor.findings import Finding
 from tandem.apps.cli.main import main
 from tandem.spec.reading import service_of
+from tests.unit.deploy.test_deploy_examples import EXAMPLES
 
-EXAMPLES = sorted((Path(__file__).resolve().parents[2] / "deploy" / "examples").glob("*.yaml"))
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336,
     "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256,
