@@ -21,7 +21,9 @@ from tandem.spec.worker_settings import gpu_memory_share
 from tests.worlds.structural import refused
 
 FOLDER: Final = Path(__file__).resolve().parents[3] / "deploy" / "examples"
-EXAMPLES: Final = sorted(path for path in FOLDER.glob("*.yaml") if "\nkind: ModelService\n" in path.read_text("utf-8"))
+EXAMPLES: Final = sorted(
+    path for path in FOLDER.glob("*.yaml") if "\nkind: ModelService\n" in path.read_text("utf-8")
+)
 """Of ModelServices: KubeRay's has tests of its own (tests/ray/test_rayservice.py)."""
 _LLAMA: Final[dict[str, Any]] = {
     "model_type": "llama",
