@@ -98,7 +98,11 @@ async def test_two_services_behind_one_ingress_one_of_them_unified(hub: HubClien
     await hub.call("want", msgspec.convert(WHOLE, ModelService))
     answer = await answered(AT, "whole", "hello", 5)
     assert answer["usage"]["completion_tokens"] == 5
-    assert {each["id"] for each in await listed(AT, "/v1/models")} == {"split", "whole"}
+
+    async def both() -> bool:
+        return {each["id"] for each in await listed(AT, "/v1/models")} == {"split", "whole"}
+
+    await eventually(both)
 
 
 @pytest.mark.asyncio(loop_scope="module")
