@@ -60,7 +60,7 @@ async def eventually(look: Callable[[], Awaitable[Any]], within_s: float = 60.0)
 
 
 async def end_hub() -> None:
-    """Kill the hub, or its stand-in, and forget what it has kept: the next module has one of its own."""
+    """Kill the hub, or its stand-in, if there is one, and forget what it has kept: each module has one of its own."""
     import ray
 
     from tandem.apps.ray.hub_client import HUB, NAMESPACE

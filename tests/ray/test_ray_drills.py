@@ -20,7 +20,7 @@ from tandem.apps.cli import drill_settings
 from tandem.apps.client.http import Target
 from tandem.apps.ray.hub_client import HUB, NAMESPACE, HubClient
 from tandem.spec.service import ModelService
-from tests.ray.asking import eventually, listed
+from tests.ray.asking import end_hub, eventually, listed
 from tests.ray.conftest import HTTP_PORT, RayStage, address_of
 from tests.ray.drilling import STREAMS, WHOLE_S, Drilled, at, ended, going_on, names_of, segments, target_of
 
@@ -62,6 +62,7 @@ async def drilled(ray_stage: RayStage) -> AsyncIterator[Drilled]:
     from tandem.apps.ray.options import RaySettings
     from tandem.apps.ray.router_replica import RouterPlan
 
+    await end_hub()  # One that serves nothing any more may be about to end.
     make_hub(RaySettings())
     hub = hub_of_this_cluster()
     await hub.call("want", msgspec.convert(SERVICE, ModelService), within_s=60)

@@ -64,6 +64,7 @@ async def hub(ray_stage: RayStage) -> AsyncIterator[HubClient]:
     from tandem.apps.ray.options import RaySettings
     from tandem.apps.ray.router_replica import RouterPlan
 
+    await end_hub()  # One that serves nothing any more may be about to end.
     make_hub(RaySettings())
     client = hub_of_this_cluster()
     assert len(await client.call("key", within_s=30)) == 64
