@@ -5,6 +5,7 @@ from typing import Final
 from control_plane.objects.gate_prompts import PROMPTS
 from control_plane.objects.installation import Installation
 from control_plane.objects.names import GATE, annotations_of, gate_name, owner_reference, service_labels
+from control_plane.objects.pods import CONTAINER as WORKER
 from tandem.kube.kinds import CONFIG_MAP, JOB, Json
 from tandem.spec.rollout import TOO_DIFFERENT, Gate
 from tandem.spec.service import API_GROUP
@@ -17,23 +18,36 @@ _REPORT: Final = "/dev/termination-log"
 _DEADLINE_S: Final = 1800
 _TRIES: Final = 2
 _CONTAINER: Final = "verify"
+_PULLED_BY: Final = ("imagePullSecrets", "serviceAccountName", "nodeSelector", "tolerations")
+"""What decides where the image of a pool's pods can be pulled, and by whose leave."""
+_RESOURCES: Final = {
+    "requests": {"cpu": "100m", "memory": "256Mi"},
+    "limits": {"cpu": "1", "memory": "1Gi"},
+}
+"""A comparison holds prompts and answers and computes nothing; quotas want every container to say what it takes."""
 
 
-def gate_job(owner: Json, gate: Gate, model: str, old: str, new: str, image: str, installation: Installation) -> Json:
-    """Asks the routers for the model in one revision and in the other. Its report is its termination message."""
+def gate_job(
+    owner: Json, gate: Gate, model: str, old: str, new: str, workers: Json, installation: Installation
+) -> Json:
+    """Asks the routers for the model in one revision and in the other. Its report is its termination message.
+
+    `workers` is the pod template of a pool of the new revision: the comparison runs from the image of its worker,
+    which the nodes of that pool have already."""
     name, namespace = owner["metadata"]["name"], owner["metadata"]["namespace"]
     prompts = gate.prompts_config_map or gate_name(name, new)
     bounds = f"agreement={gate.agreement:g},kl={gate.kl:g}"
     url = installation.service_url
     container = {
         "name": _CONTAINER,
-        "image": image,
+        **_image(workers),
         "command": ["python", "-m", "tandem.apps.cli", "verify", url, url],
         "args": [
             *("--model-a", f"{model}@{old}", "--model-b", f"{model}@{new}"),
             *("--prompts", f"{_DIRECTORY}/{_PROMPTS}", "--threshold", bounds, "--json", _REPORT),
         ],
         "env": _key(installation),
+        "resources": _RESOURCES,
         "securityContext": {
             "allowPrivilegeEscalation": False,
             "readOnlyRootFilesystem": True,
@@ -53,6 +67,7 @@ def gate_job(owner: Json, gate: Gate, model: str, old: str, new: str, image: str
         },
         "containers": [container],
         "volumes": [{"name": "prompts", "configMap": {"name": prompts}}],
+        **{key: workers["spec"][key] for key in _PULLED_BY if key in workers["spec"]},
     }
     return {
         "apiVersion": JOB.api_version,
@@ -71,6 +86,11 @@ def gate_job(owner: Json, gate: Gate, model: str, old: str, new: str, image: str
             "template": {"metadata": {"labels": labels}, "spec": pod},
         },
     }
+
+
+def _image(workers: Json) -> Json:
+    worker = next(each for each in workers["spec"]["containers"] if each["name"] == WORKER)
+    return {key: worker[key] for key in ("image", "imagePullPolicy") if key in worker}
 
 
 def _failure_policy() -> Json:

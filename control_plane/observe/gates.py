@@ -2,31 +2,52 @@
 
 import json
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Final
 
 from control_plane.objects.gate import baseline_of
 from control_plane.objects.names import GATE, labels_of
 from control_plane.observe.observed import Gate
+from control_plane.observe.pods import pod_of, seconds
 from control_plane.rollout.model import GateResult
 from tandem.kube.kinds import Json
 from tandem.spec.rollout import TOO_DIFFERENT
 
+_BY_POLICY: Final = "PodFailurePolicy"
+"""Why a Job failed that fails by the exit status of a comparison that was made, and by nothing else."""
+
 
 def read_gate(job: Json, pods: Iterable[Json]) -> Gate:
     """`pods` are all of this gate."""
-    return Gate(labels_of(job)[GATE], baseline_of(job), _result(job, pods), job)
+    known = tuple(pods)
+    failed = _conditions(job).get("Failed", {})
+    ended = ": ".join(filter(None, (failed.get("reason", ""), failed.get("message", ""))))
+    revision = labels_of(job)[GATE]
+    return Gate(
+        revision,
+        baseline_of(job),
+        _result(job, known),
+        job,
+        seconds(job["metadata"].get("creationTimestamp")) or 0.0,
+        ended,
+        tuple(pod_of(pod, "", revision) for pod in known),
+    )
 
 
-def _result(job: Json, pods: Iterable[Json]) -> GateResult:
+def _conditions(job: Json) -> dict[str, Json]:
+    stated = (job.get("status") or {}).get("conditions") or ()
+    return {each["type"]: each for each in stated if each.get("status") == "True"}
+
+
+def _result(job: Json, pods: tuple[Json, ...]) -> GateResult:
     """The result of a gate's Job. A pod that could not ask its prompts says nothing about the answers: the Job tries
-    again, and only its end counts."""
-    status = job.get("status") or {}
-    ended = {each["type"] for each in status.get("conditions") or () if each.get("status") == "True"}
-    if "Complete" in ended or status.get("succeeded"):
+    again, and when it gives up nothing was compared."""
+    conditions = _conditions(job)
+    if "Complete" in conditions or (job.get("status") or {}).get("succeeded"):
         return "passed"
-    if any(_refused(pod) for pod in pods) or "Failed" in ended:
+    failed = conditions.get("Failed")
+    if any(_refused(pod) for pod in pods) or (failed is not None and failed.get("reason") == _BY_POLICY):
         return "failed"
-    return "unknown"
+    return "unknown" if failed is None else "not_compared"
 
 
 def _refused(pod: Json) -> bool:

@@ -40,6 +40,22 @@ class DesiredSpec:
 
 
 @dataclass(frozen=True)
+class Container:
+    """A container of a pod that does not do its work: it waits for something, or it ended and is not ready again."""
+
+    name: str
+    image: str = ""
+    waiting: str = ""
+    """Why it waits, in the kubelet's one word; empty when it does not wait."""
+    waiting_why: str = ""
+    ended: str = ""
+    """How it last ended, in the kubelet's one word, such as OOMKilled; empty when it never did."""
+    exit_code: int = 0
+    last_words: str = ""
+    """Its termination message when it ended."""
+
+
+@dataclass(frozen=True)
 class Pod:
     """One worker's pod, the first of its group where a worker spans nodes."""
 
@@ -56,6 +72,16 @@ class Pod:
     unplaced_s: float | None = None
     """Time since which no node has had room for the pod, wall-clock seconds; None otherwise."""
     unplaced_why: str = ""
+    unmounted_s: float | None = None
+    """Time since which the pod has had a node and cannot begin there, wall-clock seconds; None otherwise."""
+    mounts: tuple[str, ...] = ()
+    """ConfigMaps and Secrets that it mounts, such as `Secret tandem-kv-key`."""
+    attaches: bool = False
+    """Whether it mounts what takes its time to be attached or fetched."""
+    ran: bool = False
+    """Whether any of its containers has ever run."""
+    failing: tuple[Container, ...] = ()
+    """Containers that do not do their work."""
     cost: str = ""
     """The pod's deletion cost as annotated; empty without the annotation."""
     running: int = 0
@@ -79,12 +105,16 @@ class Workers:
 
 @dataclass(frozen=True)
 class Gate:
-    """The comparison of a revision with its predecessor."""
+    """The comparison of a revision with its predecessor, as far as its Job tells. `since` is when the Job was made,
+    wall-clock seconds; `ended` is why it failed, in its controller's words; `pods` include those that have ended."""
 
     revision: str
     baseline: str
     result: GateResult
     object: Json
+    since: float = 0.0
+    ended: str = ""
+    pods: tuple[Pod, ...] = ()
 
 
 @dataclass(frozen=True)

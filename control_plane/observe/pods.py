@@ -1,16 +1,23 @@
 """Pods of workers from their objects."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
 from control_plane.objects.names import DELETION_COST, POOL, REVISION, ROLE, annotations_of, labels_of
-from control_plane.observe.observed import Pod
+from control_plane.observe.observed import Container, Pod
 from tandem.kube.kinds import Json
 
 _UNSCHEDULABLE: Final = "Unschedulable"
+_SANDBOX: Final = "PodReadyToStartContainers"
 _OVER: Final = ("Succeeded", "Failed")
+_STARTS: Final = ("ContainerCreating", "PodInitializing")
+"""What containers wait for that are only starting."""
+_AT_HAND: Final = ("configMap", "secret", "emptyDir", "projected", "downwardAPI", "hostPath")
+"""Volumes that a node mounts at once, where what they are made from is there."""
+_BEFORE_S: Final = 60.0
+"""A pod stops being ready at most this much before it is known that its container ended."""
 
 
 @dataclass(frozen=True)
@@ -27,29 +34,84 @@ _IDLE: Final = PodLoad()
 
 def read_pod(obj: Json, loads: Mapping[str, PodLoad]) -> Pod | None:
     """None for a pod that is no worker's, or that has ended. `loads` are by pod name."""
-    labels, metadata, status = labels_of(obj), obj["metadata"], obj.get("status") or {}
-    if POOL not in labels or REVISION not in labels or ROLE not in labels or status.get("phase") in _OVER:
+    labels = labels_of(obj)
+    over = (obj.get("status") or {}).get("phase") in _OVER
+    if POOL not in labels or REVISION not in labels or ROLE not in labels or over:
         return None
+    return pod_of(obj, labels[POOL], labels[REVISION], loads.get(obj["metadata"]["name"], _IDLE))
+
+
+def pod_of(obj: Json, pool: str, revision: str, load: PodLoad = _IDLE) -> Pod:
+    """Any pod, as one of this pool and revision."""
+    metadata, status = obj["metadata"], obj.get("status") or {}
     conditions = {each["type"]: each for each in status.get("conditions") or ()}
     ready, placed = conditions.get("Ready", {}), conditions.get("PodScheduled", {})
+    is_ready = ready.get("status") == "True"
     unplaced = placed.get("status") == "False" and placed.get("reason") == _UNSCHEDULABLE
-    load = loads.get(metadata["name"], _IDLE)
+    begun = conditions.get(_SANDBOX, {})
+    unmounted = begun.get("status") == "False" and placed.get("status") == "True"
+    volumes = (obj.get("spec") or {}).get("volumes") or ()
     return Pod(
         name=metadata["name"],
         uid=metadata["uid"],
-        pool=labels[POOL],
-        revision=labels[REVISION],
+        pool=pool,
+        revision=revision,
         created_s=seconds(metadata.get("creationTimestamp")) or 0.0,
-        ready=ready.get("status") == "True",
-        ready_s=seconds(ready.get("lastTransitionTime")) if ready.get("status") == "True" else None,
+        ready=is_ready,
+        ready_s=seconds(ready.get("lastTransitionTime")) if is_ready else None,
         leaving="deletionTimestamp" in metadata,
         unplaced_s=seconds(placed.get("lastTransitionTime")) if unplaced else None,
         unplaced_why=str(placed.get("message", "")) if unplaced else "",
+        unmounted_s=seconds(begun.get("lastTransitionTime")) if unmounted else None,
+        mounts=tuple(sorted(_mounts(volumes))) if unmounted else (),
+        attaches=any(not any(kind in volume for kind in _AT_HAND) for volume in volumes),
+        ran=any("running" in each or "terminated" in each for one in _statuses(status) for each in _states(one)),
+        failing=tuple(_failing(status, seconds(ready.get("lastTransitionTime")) or 0.0)),
         cost=annotations_of(obj).get(DELETION_COST, ""),
         running=load.running,
         queued_tokens=load.queued_tokens,
         kv_used=load.kv_used,
     )
+
+
+def _statuses(status: Json) -> list[Json]:
+    return [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
+
+
+def _states(container: Json) -> tuple[Json, Json]:
+    return container.get("state") or {}, container.get("lastState") or {}
+
+
+def _failing(status: Json, unready_s: float) -> Iterator[Container]:
+    """The containers that wait for more than their start, or that ended and are not ready again. What ended before
+    the pod was last ready, until `unready_s`, is no matter now."""
+    for each in _statuses(status):
+        if each.get("ready"):
+            continue
+        now, last = _states(each)
+        waiting: Json = now.get("waiting") or {}
+        reason = str(waiting.get("reason", ""))
+        ended: Json = now.get("terminated") or last.get("terminated") or {}
+        if (seconds(ended.get("finishedAt")) or unready_s) < unready_s - _BEFORE_S:
+            ended = {}
+        if (reason and reason not in _STARTS) or ended:
+            yield Container(
+                name=str(each["name"]),
+                image=str(each.get("image", "")),
+                waiting="" if reason in _STARTS else reason,
+                waiting_why=str(waiting.get("message", "")),
+                ended=str(ended.get("reason") or "Ended") if ended else "",
+                exit_code=int(ended.get("exitCode", 0)),
+                last_words=str(ended.get("message", "")),
+            )
+
+
+def _mounts(volumes: Any) -> Iterator[str]:
+    for volume in volumes:
+        if name := (volume.get("configMap") or {}).get("name"):
+            yield f"ConfigMap {name}"
+        if name := (volume.get("secret") or {}).get("secretName"):
+            yield f"Secret {name}"
 
 
 def seconds(timestamp: Any) -> float | None:

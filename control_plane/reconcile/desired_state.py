@@ -10,11 +10,14 @@ from control_plane.objects.installation import Installation
 from control_plane.objects.revisions import PoolRecord, RevisionRecord, rendered
 from control_plane.objects.scheduling import nodes_of
 from control_plane.objects.workload import record_of
-from control_plane.observe.observed import ModelFacts, Observed
+from control_plane.observe.observed import Gate, ModelFacts, Observed
 from control_plane.reconcile.align import Alignment
 from control_plane.reconcile.capacity_check import pools_over_capacity
+from control_plane.reconcile.causes import gate_verdict
 from control_plane.rollout import (
+    COMPARISON_WAITS,
     Failure,
+    GateResult,
     Health,
     PoolTarget,
     Progress,
@@ -31,7 +34,7 @@ from tandem.spec.status import ModelServiceStatus, RolloutStatus
 from tandem.spec.vllm import kinds_served
 
 INVALID: Final = "InvalidSpec"
-_UNKNOWN: Final = "unknown"
+_UNKNOWN: Final[GateResult] = "unknown"
 
 
 @dataclass(frozen=True)
@@ -179,15 +182,28 @@ def rollout_state(status: ModelServiceStatus) -> RolloutState:
     return RolloutState(status.current_revision or None, weights, failure, progress)
 
 
-def revisions_seen(observed: Observed, goal: DesiredState, aligned: Alignment) -> dict[str, RevisionObserved]:
+def revisions_seen(
+    observed: Observed, goal: DesiredState, aligned: Alignment, now: float
+) -> dict[str, RevisionObserved]:
     """Every revision that has workers, as a step sees it."""
     names = dict.fromkeys(each.revision for each in observed.workers)
-    return {name: _seen(observed, goal, aligned, name) for name in sorted(names)}
+    return {name: _seen(observed, goal, aligned, name, now) for name in sorted(names)}
 
 
-def _seen(observed: Observed, goal: DesiredState, aligned: Alignment, name: str) -> RevisionObserved:
+def _seen(observed: Observed, goal: DesiredState, aligned: Alignment, name: str, now: float) -> RevisionObserved:
     plain = aligned.seen(observed, name)
-    gate = observed.gates.get(name)
-    counts = gate is not None and gate.baseline == goal.status.current_revision
-    result = gate.result if gate is not None and counts else _UNKNOWN
-    return RevisionObserved(plain.pools, result, observed.health.get(name, Health()))
+    gate = gate_of(observed, goal, name)
+    result, trouble = (_UNKNOWN, "") if gate is None else gate_verdict(gate, gate_trouble_before(goal), now)
+    return RevisionObserved(plain.pools, result, observed.health.get(name, Health()), trouble)
+
+
+def gate_of(observed: Observed, goal: DesiredState, revision: str) -> Gate | None:
+    """The comparison of the revision with the one that serves now; None without such a one."""
+    gate = observed.gates.get(revision)
+    return gate if gate is not None and gate.baseline == goal.status.current_revision else None
+
+
+def gate_trouble_before(goal: DesiredState) -> str:
+    """What kept the comparison from being made when the status was last written."""
+    ready = next((each.message for each in goal.status.conditions if each.type == "Ready"), "")
+    return ready.partition(COMPARISON_WAITS)[2]

@@ -22,12 +22,15 @@ from control_plane.objects.names import SCALED_BY, annotations_of, pool_name
 from control_plane.objects.revisions import controller_revision
 from control_plane.observe.observed import Observed
 from control_plane.reconcile import pool_status, service_status
+from control_plane.reconcile.causes import gate_causes, news
 from control_plane.reconcile.conditions import changed
 from control_plane.reconcile.desired_state import (
     INVALID,
     DesiredState,
     alignment,
     desired_state_of,
+    gate_of,
+    gate_trouble_before,
     revisions_seen,
     rollout_spec,
     rollout_state,
@@ -43,6 +46,8 @@ from tandem.spec.pool import Pool
 from tandem.spec.status import EnginePoolStatus, ModelServiceStatus
 
 _LOOK_AT_LOAD_S: Final = pool_status.LOAD_EVERY_S
+_LOOK_AT_GATE_S: Final = 10.0
+"""Seconds between looks at a comparison that is under way: nothing tells of one that cannot start."""
 
 
 def reconcile(observed: Observed, now: float, installation: Installation) -> Plan:
@@ -54,7 +59,7 @@ def reconcile(observed: Observed, now: float, installation: Installation) -> Pla
     rollout, counts = None, {}
     if goal.target is not None and _owned(observed, goal):
         aligned = alignment(observed, goal, goal.target)
-        seen = revisions_seen(observed, goal, aligned)
+        seen = revisions_seen(observed, goal, aligned, now)
         spec = rollout_spec(goal, goal.target, aligned.goals)
         rollout = step(rollout_state(goal.status), spec, seen, now)
         counts = counts_of(observed, goal, aligned, rollout)
@@ -164,14 +169,16 @@ def _gates(
         return
     if gate.prompts_config_map is None:
         yield gate_prompts(observed.object, new)
+    # One of those that answer: the others may have less than it takes to ask.
+    answering = next(pool for _, pool in sorted(goal.target.pools.items()) if pool.role != "prefill")
     model = goal.service.model_name
-    yield gate_job(observed.object, gate, model, old, new, installation.worker_image, installation)
+    yield gate_job(observed.object, gate, model, old, new, answering.template, installation)
 
 
 def _gates_over(observed: Observed, goal: DesiredState, rollout: RolloutPlan | None) -> Iterable[Deletion]:
     if rollout is None or goal.target is None:
         return ()
-    return old_gates(observed, rollout.state.stable, goal.target.name)
+    return old_gates(observed, rollout.state.stable, goal.target.name, given_up=rollout.state.failure is not None)
 
 
 def _statuses(
@@ -189,6 +196,7 @@ def _statuses(
     if _ordered(status) != _ordered(goal.status):
         written.append(service_status.as_object(observed, plain(status)))
         notes += _service_notes(observed, goal, status, stands)
+        notes += _cause_notes(observed, goal, now)
     for name, obj in sorted(observed.engine_pools.items()):
         after, before = (
             pool_status.pool_status(observed, goal, stands, name, now),
@@ -212,6 +220,15 @@ def _service_notes(
     if weights != told and weights:
         shares = ", ".join(f"{weight} % to revision {name}" for name, weight in sorted(weights.items()))
         yield PlannedEvent(observed.object, "Normal", "TrafficShifted", f"New requests go {shares}.")
+
+
+def _cause_notes(observed: Observed, goal: DesiredState, now: float) -> Iterator[PlannedEvent]:
+    """An Event for each cause that the status does not tell of yet."""
+    gate = gate_of(observed, goal, observed.wish.revision)
+    if gate is not None and gate.result == "unknown":
+        before = gate_trouble_before(goal)
+        for cause in news(gate_causes(gate, before, now), before):
+            yield PlannedEvent(observed.object, "Warning", cause.reason, f"Comparison of answers: {cause.phrase}.")
 
 
 def _pool_notes(obj: Json, before: EnginePoolStatus, after: EnginePoolStatus) -> Iterator[PlannedEvent]:
@@ -242,6 +259,7 @@ def _requeue(observed: Observed, rollout: RolloutPlan | None, now: float) -> flo
     waits: Iterable[float | None] = (
         rollout.requeue_after_s if rollout is not None else None,
         pool_status.next_late_s(observed, now),
+        _LOOK_AT_GATE_S if any(gate.result == "unknown" for gate in observed.gates.values()) else None,
         _LOOK_AT_LOAD_S if any(pod.running or pod.queued_tokens for pod in observed.pods) else None,
     )
     return min((wait for wait in waits if wait is not None), default=None)

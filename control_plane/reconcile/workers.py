@@ -64,14 +64,16 @@ def deletions(observed: Observed, counts: Counts, retired: tuple[str, ...]) -> I
             yield deletion(ref, obj)
 
 
-def old_gates(observed: Observed, stable: str | None, update: str) -> Iterator[Deletion]:
-    """Gates that are over, or that compared with another revision than the one that serves now."""
+def old_gates(observed: Observed, stable: str | None, update: str, *, given_up: bool) -> Iterator[Deletion]:
+    """Gates that are over, that compared with another revision than the one that serves now, or whose revision is
+    given up before they have a verdict."""
     for ref, obj in observed.children.items():
         gate = labels_of(obj).get(GATE) if ref.kind in _GATED else None
         if gate is None:
             continue
         made = observed.gates.get(gate)
-        if gate != update or stable in (None, update) or (made is not None and made.baseline != stable):
+        moot = made is not None and (made.baseline != stable or (given_up and made.result == "unknown"))
+        if gate != update or stable in (None, update) or moot:
             yield deletion(ref, obj)
 
 

@@ -3,6 +3,7 @@
 from control_plane.rollout.decide import step
 from control_plane.rollout.model import (
     Failure,
+    GateResult,
     Health,
     PoolPods,
     PoolTarget,
@@ -14,9 +15,12 @@ from control_plane.rollout.model import (
     Verdict,
 )
 from control_plane.rollout.shares import pool_target
+from control_plane.rollout.verdicts import COMPARISON_WAITS
 
 __all__ = [
+    "COMPARISON_WAITS",
     "Failure",
+    "GateResult",
     "Health",
     "PoolPods",
     "PoolTarget",

@@ -16,6 +16,8 @@ def failure(view: View, progress: Progress | None, now: float) -> Failure | None
     update, spec = view.of(view.update), view.spec
     if view.gated(view.update) and update.gate == "failed":
         return Failure(view.update, "gate", "its answers differ too much from those of the old revision")
+    if view.gated(view.update) and update.gate == "not_compared":
+        return Failure(view.update, "gate", f"it could not be compared: {update.gate_trouble}")
     worse = regression(update.health, view.of(view.stable).health, spec.error_budget)
     if worse is not None:
         return Failure(view.update, *worse)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-GateResult = Literal["not_required", "unknown", "passed", "failed"]
+GateResult = Literal["not_required", "unknown", "passed", "failed", "not_compared"]
 FailureKind = Literal["gate", "deadline", "errors", "slo"]
 
 
@@ -74,6 +74,9 @@ class RevisionObserved:
     pools: Mapping[str, PoolPods] = field(default_factory=dict)
     gate: GateResult = "unknown"
     health: Health = Health()
+    gate_trouble: str = ""
+    """What keeps its comparison with the old revision from being made, without a full stop; empty when nothing is
+    known to."""
 
     def pods(self, pool: str) -> PoolPods:
         return self.pools.get(pool, PoolPods())

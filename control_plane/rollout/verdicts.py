@@ -1,8 +1,13 @@
 """Verdicts on a rollout: one reason and one sentence per situation."""
 
+from typing import Final
+
 from control_plane.rollout.failing import overdue
 from control_plane.rollout.model import Failure, Progress, Verdict
 from control_plane.rollout.view import View
+
+COMPARISON_WAITS: Final = "The comparison waits: "
+"""What stands before the causes for which it does."""
 
 
 def verdict(view: View, failure: Failure | None, progress: Progress, now: float) -> Verdict:
@@ -41,7 +46,9 @@ def _replacing(view: View, progress: Progress) -> Verdict:
     if view.spec.paused:
         return Verdict("Paused", f"{what}: paused; set rollout.paused to false to go on.")
     if view.gated(view.update) and view.of(view.update).gate == "unknown" and progress.left == 0:
-        return Verdict("Verifying", f"{what}: its answers are compared before it gets traffic.")
+        trouble = view.of(view.update).gate_trouble
+        waits = f" {COMPARISON_WAITS}{trouble}." if trouble else ""
+        return Verdict("Verifying", f"{what}: its answers are compared before it gets traffic.{waits}")
     if progress.left == 0:
         return Verdict("WeightReached", f"{what}: it has the {view.spec.weight} % asked for; raise rollout.weight.")
     return Verdict("Progressing", f"{what}: {progress.left} pods have yet to change.")

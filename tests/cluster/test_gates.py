@@ -17,6 +17,7 @@ from tests.cluster.lab.lab import Lab
 
 pytestmark = pytest.mark.timeout(300)
 SIDE_NOT_REACHED = 1
+WORKERS: Json = {"spec": {"containers": [{"name": "worker", "image": "worker:1"}]}}
 WAITS_S = 10.0
 """What the Job controller waits at least before it tries again, the first time."""
 
@@ -35,7 +36,7 @@ def gate(admin: Admin, namespace: str, status: int) -> Tried:
     """Every pod of the gate ends with this exit status at once."""
     metadata = {"name": "chat", "namespace": namespace, "uid": "00000000-0000-4000-8000-000000000001"}
     owner: Json = {"apiVersion": "tandem.dev/v1alpha1", "kind": "ModelService", "metadata": metadata}
-    job = gate_job(owner, Gate(), "chat", "old", "new", "worker:1", Installation())
+    job = gate_job(owner, Gate(), "chat", "old", "new", WORKERS, Installation())
     for obj in (gate_prompts(owner, "new"), job):
         # Its owner is not there: the garbage collector would take it away.
         del obj["metadata"]["ownerReferences"]
@@ -49,7 +50,7 @@ def gate(admin: Admin, namespace: str, status: int) -> Tried:
             admin.patch(f"{pods_path}/{name}/status", {"status": ends_with(status)})
             ended.add(name)
         now = admin.done("GET", job_path)
-        known = read_gate(now, admin.items(pods_path, {"tandem.dev/gate": "new"})).result == "failed"
+        known = read_gate(now, admin.items(pods_path, {"tandem.dev/gate": "new"})).result != "unknown"
         known_s = known_s or (time.monotonic() - begun if known else 0.0)
         for condition in (now.get("status") or {}).get("conditions") or ():
             if condition["type"] == "Failed" and condition["status"] == "True":

@@ -2,7 +2,7 @@
 that die between any two writes. On virtual time."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -48,6 +48,29 @@ READY_S = 20.0
 EVERY_S = 1.0
 NEVER_READY, WRONG, REFUSED, NO_ROOM = "never-ready", "wrong", "refused", "no-room"
 """Images that cannot be rolled out: pods that do not start, answers that fail, a gate that says no, no node."""
+NOT_ASKED, JOB_ENDED = "not-asked", "job-ended"
+"""Images whose gates compare nothing: a pod whose image cannot be pulled there, a Job that ends without a pod."""
+_PULL = 'failed to resolve reference "registry.example/{0}": 401 Unauthorized'
+_ENDED = {"reason": "Error", "exitCode": 1, "message": "trying\nnot_allowed: the hub answers 401 at 12:00:{0:02d}"}
+_KILLED = {"reason": "OOMKilled", "exitCode": 137, "message": ""}
+_BACK_OFF = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 20s restarting failed container"}}
+TROUBLES: Mapping[str, Callable[[int], Json]] = {
+    "no-image": lambda turn: {
+        "state": {
+            "waiting": (
+                {"reason": "ErrImagePull", "message": _PULL.format("no-image")},
+                {"reason": "ImagePullBackOff", "message": 'Back-off pulling image "no-image"'},
+            )[turn % 2]
+        }
+    },
+    "no-secret": lambda turn: {
+        "state": {"waiting": {"reason": "CreateContainerConfigError", "message": 'secret "hub-token" not found'}}
+    },
+    "crashes": lambda turn: _crashing(turn, {**_ENDED, "message": str(_ENDED["message"]).format(turn % 60)}),
+    "out-of-memory": lambda turn: _crashing(turn, _KILLED),
+}
+"""Images whose containers do not come up, with their statuses as the kubelet's turns follow each other."""
+TURN_S = 15.0
 SPEC = """
 engine: {type: simulated}
 pools:
@@ -55,6 +78,14 @@ pools:
 - {name: decode, role: decode, replicas: 3, image: one}
 rollout: {maxSurge: 1, maxUnavailable: 0, progressDeadlineSeconds: 300}
 """
+
+
+def _crashing(turn: int, ended: Json) -> Json:
+    """A container that ends, waits, and runs again for a while."""
+    last = {"lastState": {"terminated": ended}, "restartCount": turn}
+    return ({"state": {"terminated": ended}}, {"state": _BACK_OFF, **last}, {"state": {"running": {}}, **last})[
+        turn % 3
+    ]
 
 
 @dataclass
@@ -195,6 +226,8 @@ class World:
             await self._kubelet()
             self.routers.look()
         self.routers.serve()
+        if self.clock.now() % TURN_S < EVERY_S:
+            await self._trouble()
         await asyncio.sleep(EVERY_S)
 
     async def run(self, seconds: float) -> None:
@@ -270,7 +303,7 @@ class World:
             pods.sort(key=self._rank)
             for pod in pods[: max(0, len(pods) - int(obj["spec"]["replicas"]))]:
                 await self._remove(pod)
-        owners = {obj["metadata"]["uid"] for obj in self.of(DEPLOYMENT)}
+        owners = {obj["metadata"]["uid"] for kind in (DEPLOYMENT, JOB) for obj in self.of(kind)}
         for pod in self.of(POD):
             if pod["metadata"]["ownerReferences"][0]["uid"] not in owners:
                 await self._remove(pod)
@@ -288,7 +321,7 @@ class World:
         self._pods += 1
         name = f"{obj['metadata']['name']}-{self._pods}"
         self._born[name] = self.clock.now()
-        owner = {"apiVersion": "apps/v1", "kind": "Deployment", "name": obj["metadata"]["name"]}
+        owner = {"apiVersion": obj["apiVersion"], "kind": obj["kind"], "name": obj["metadata"]["name"]}
         metadata = {
             "name": name,
             "namespace": NAMESPACE,
@@ -304,7 +337,7 @@ class World:
             image = pod["spec"]["containers"][0]["image"]
             if image == NO_ROOM and "status" not in pod:
                 await self._say(pod, "PodScheduled", False)
-            broken = image == NO_ROOM or (image == NEVER_READY and labels_of(pod)[POOL] == "decode")
+            broken = image in (NO_ROOM, *TROUBLES) or (image == NEVER_READY and labels_of(pod)[POOL] == "decode")
             if not is_ready(pod) and not broken and self.clock.now() - self._born[name] >= READY_S:
                 await self._say(pod, "Ready", True)
 
@@ -319,6 +352,20 @@ class World:
         with suppress(NotFound):
             await MemoryCluster.apply_status(self.cluster, body, "kubelet")
 
+    async def _trouble(self) -> None:
+        """What the kubelet says of containers that do not come up."""
+        turn = int(self.clock.now() // TURN_S)
+        for pod in self.of(POD):
+            container = pod["spec"]["containers"][0]
+            image = "no-image" if GATE in labels_of(pod) else container["image"]
+            if image not in TROUBLES:
+                continue
+            one = {"name": container["name"], "image": container["image"], "ready": False, "imageID": ""}
+            status = {"phase": "Pending", "containerStatuses": [{**one, **TROUBLES[image](turn)}]}
+            metadata = {key: pod["metadata"][key] for key in ("name", "namespace")}
+            body = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "status": status}
+            await MemoryCluster.apply_status(self.cluster, body, "kubelet")
+
     async def kill(self, number: int) -> None:
         """A worker's container dies; the kubelet starts it again."""
         pods = self.pods(ready=True)
@@ -329,9 +376,13 @@ class World:
 
     async def _gates(self) -> None:
         for job in self.of(JOB):
-            if "status" not in job:
-                refused = self.image_of(labels_of(job)[GATE]) == REFUSED
-                condition = {"type": "Failed" if refused else "Complete", "status": "True"}
+            image = self.image_of(labels_of(job)[GATE])
+            if image == NOT_ASKED:
+                if not any(GATE in labels_of(pod) for pod in self.of(POD)):
+                    await self._start(job, job["spec"]["template"]["metadata"]["labels"])
+            elif "status" not in job:
+                reason = {REFUSED: "PodFailurePolicy", JOB_ENDED: "DeadlineExceeded"}.get(image, "")
+                condition = {"type": "Failed" if reason else "Complete", "status": "True", "reason": reason}
                 metadata = {key: job["metadata"][key] for key in ("name", "namespace")}
                 body = {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata}
                 with suppress(NotFound):

@@ -36,6 +36,7 @@ OWNER: Json = {
     "metadata": {"name": "x-pool", "namespace": "llm", "uid": "u1"},
 }
 MULTI_NODE = "MoE with experts"
+WORKERS: Json = {"spec": {"containers": [{"name": "worker", "image": "image"}]}}
 
 
 def read(name: str, installation: Installation = INSTALLATION) -> ModelService:
@@ -263,7 +264,7 @@ def test_services_are_headless_and_budgets_let_nodes_drain() -> None:
 
 
 def test_a_gate_asks_both_revisions_and_reports_in_its_last_words() -> None:
-    job = gate_job(OWNER, Gate(agreement=0.9, kl=0.2), "m", "old", "new", "image", INSTALLATION)
+    job = gate_job(OWNER, Gate(agreement=0.9, kl=0.2), "m", "old", "new", WORKERS, INSTALLATION)
     container = job["spec"]["template"]["spec"]["containers"][0]
     line = " ".join([*container["command"], *container["args"]])
     assert "verify http://tandem-router:8000 http://tandem-router:8000 --model-a m@old --model-b m@new" in line
@@ -273,15 +274,29 @@ def test_a_gate_asks_both_revisions_and_reports_in_its_last_words() -> None:
 
 def test_a_gate_asks_with_a_key_where_routers_want_one() -> None:
     keyed = replace(INSTALLATION, gate_key_secret="api-keys/operator")
-    job = gate_job(OWNER, Gate(), "m", "old", "new", "image", keyed)
+    job = gate_job(OWNER, Gate(), "m", "old", "new", WORKERS, keyed)
     (variable,) = job["spec"]["template"]["spec"]["containers"][0]["env"]
     assert variable["valueFrom"] == {"secretKeyRef": {"name": "api-keys", "key": "operator"}}
     # `tandem verify` sends what it finds there.
     assert variable["name"] == "OPENAI_API_KEY"
 
 
+def test_a_gate_is_pulled_as_its_pool_is_and_takes_little() -> None:
+    private = replace(INSTALLATION, image_pull_secrets=("pull",), image_pull_policy="Always", service_account="w")
+    pool = template("smallest", installation=private)
+    pool["spec"]["containers"].insert(0, {"name": "beside", "image": "beside:1"})
+    pool["spec"] |= {"tolerations": [{"operator": "Exists"}], "nodeSelector": {"gpu": "yes"}, "runtimeClassName": "r"}
+    pod = gate_job(OWNER, Gate(), "m", "old", "new", pool, private)["spec"]["template"]["spec"]
+    for key in ("imagePullSecrets", "serviceAccountName", "tolerations", "nodeSelector"):
+        assert pod[key] == pool["spec"][key]
+    (container,) = pod["containers"]
+    assert (container["image"], container["imagePullPolicy"]) == (worker(pool)["image"], "Always")
+    assert container["resources"].keys() == {"requests", "limits"}
+    assert "runtimeClassName" not in pod, "it computes nothing"
+
+
 def test_a_gate_is_asked_again_only_where_nothing_was_compared() -> None:
-    spec = gate_job(OWNER, Gate(), "m", "old", "new", "image", INSTALLATION)["spec"]
+    spec = gate_job(OWNER, Gate(), "m", "old", "new", WORKERS, INSTALLATION)["spec"]
     made, evicted = spec["podFailurePolicy"]["rules"]
     (container,) = spec["template"]["spec"]["containers"]
     assert spec["template"]["spec"]["restartPolicy"] == "Never", "what a policy for failures needs"

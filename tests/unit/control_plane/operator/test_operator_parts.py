@@ -168,7 +168,11 @@ def test_a_longer_time_alone_is_not_said_again() -> None:
 
 
 def gate_pod(message: str, code: int = 1) -> Json:
-    return {"status": {"containerStatuses": [{"state": {"terminated": {"message": message, "exitCode": code}}}]}}
+    state = {"terminated": {"message": message, "exitCode": code}}
+    return {
+        "metadata": {"name": "chat-gate-new-x", "uid": "g1"},
+        "status": {"containerStatuses": [{"name": "verify", "state": state}]},
+    }
 
 
 @pytest.mark.parametrize(
@@ -179,7 +183,10 @@ def gate_pod(message: str, code: int = 1) -> Json:
         ({}, '{"passed": false, "agreement": 0.4}', "failed"),
         ({}, '{"passed": false, "first": [cut off', "failed"),
         ({}, "link_lost: A does not answer", "unknown"),
-        ({"conditions": [{"type": "Failed", "status": "True"}]}, "link_lost: A does not answer", "failed"),
+        ({"conditions": [{"type": "Failed", "status": "True"}]}, "link_lost: A does not answer", "not_compared"),
+        ({"conditions": [{"type": "Failed", "status": "True", "reason": "DeadlineExceeded"}]}, "", "not_compared"),
+        # Its pod is gone, and with it what it said.
+        ({"conditions": [{"type": "Failed", "status": "True", "reason": "PodFailurePolicy"}]}, "", "failed"),
     ],
 )
 def test_a_gate_is_decided_by_its_report(status: Json, message: str, result: str) -> None:
@@ -192,7 +199,8 @@ def test_a_gate_that_compared_and_refused_is_decided_by_its_exit_status() -> Non
     cut_off = '...}], "findings": []}'
     assert read_gate(job, [gate_pod(cut_off, TOO_DIFFERENT)]).result == "failed"
     assert read_gate(job, [gate_pod(cut_off, 1), gate_pod("", 137)]).result == "unknown"
-    running: Json = {"status": {"containerStatuses": [{"state": {"running": {}}}, {}]}}
+    running = gate_pod("")
+    running["status"] = {"containerStatuses": [{"name": "verify", "state": {"running": {}}}, {"name": "beside"}]}
     assert read_gate(job, [running]).result == "unknown"
 
 

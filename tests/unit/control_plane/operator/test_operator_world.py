@@ -12,6 +12,7 @@ from tandem.kube.kinds import (
     CONTROLLER_REVISION,
     DEPLOYMENT,
     ENGINE_POOL,
+    EVENT,
     JOB,
     MODEL_SERVICE,
     POD,
@@ -185,6 +186,42 @@ def test_a_gate_lets_the_good_pass_and_stops_the_others_before_traffic() -> None
         assert world.condition("Stalled")["reason"] == "RolledBack"
         assert images(world) == {"two"}
         assert notes(world).count("TrafficShifted") == shifts, "it never had traffic"
+
+    in_world(story)
+
+
+def test_a_gate_that_cannot_start_says_why_and_never_that_answers_differ() -> None:
+    async def story(world: World) -> None:
+        await world.edit(new_image("not-asked", gate={}))
+        await world.run(20 + 30)
+        said = world.condition("Ready")["message"]
+        assert "container verify: image not-asked cannot be pulled" in said
+        assert "401 Unauthorized" in said
+        writes = world.cluster.asked
+        await world.run(400)
+        assert world.cluster.asked == writes, "the kubelet's turns are no news"
+        await world.settle()
+        for type_ in ("Ready", "Stalled"):
+            told = world.condition(type_)
+            assert told["reason"] == "RolledBack"
+            assert "it could not be compared: Pod chat-gate-" in told["message"]
+            assert "cannot be pulled" in told["message"]
+        assert world.status.rollout is not None
+        assert "could not be compared" in world.status.rollout.failure_message
+        assert not any("differ" in str(each["note"]) for each in world.of(EVENT))
+        assert notes(world).count("ImageNotPulled") == 1
+        assert images(world) == {"one"}
+        assert world.of(JOB) == [], "a comparison with a revision that is gone is not made later"
+
+    in_world(story)
+
+
+def test_a_gate_whose_job_ends_without_a_verdict_has_compared_nothing() -> None:
+    async def story(world: World) -> None:
+        await world.edit(new_image("job-ended", gate={}))
+        await world.settle()
+        assert "it could not be compared: DeadlineExceeded" in world.condition("Stalled")["message"]
+        assert images(world) == {"one"}
 
     in_world(story)
 
