@@ -101,6 +101,8 @@ class Workers:
     replicas: int
     """Replicas that the workload asks for."""
     object: Json
+    refused: str = ""
+    """Why the API server refuses its pods, in the server's words; empty while it does not."""
 
 
 @dataclass(frozen=True)

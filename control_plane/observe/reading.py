@@ -95,8 +95,15 @@ def _workers(objects: Iterable[Json]) -> tuple[Workers, ...]:
     for obj in objects:
         labels = labels_of(obj)
         if POOL in labels and REVISION in labels and "deletionTimestamp" not in obj["metadata"]:
-            found.append(Workers(labels[POOL], labels[REVISION], int(obj["spec"].get("replicas", 1)), obj))
+            replicas = int(obj["spec"].get("replicas", 1))
+            found.append(Workers(labels[POOL], labels[REVISION], replicas, obj, _refused(obj)))
     return tuple(found)
+
+
+def _refused(workload: Json) -> str:
+    stated = (workload.get("status") or {}).get("conditions") or ()
+    failure = (each for each in stated if each.get("type") == "ReplicaFailure" and each.get("status") == "True")
+    return next((str(each.get("message") or each.get("reason") or "refused") for each in failure), "")
 
 
 def _pods(objects: Iterable[Json], loads: Mapping[str, PodLoad]) -> tuple[Pod, ...]:

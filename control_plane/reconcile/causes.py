@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from control_plane.observe.observed import Container, Gate, Pod
+from control_plane.observe.observed import Container, Gate, Observed, Pod, Workers
 from control_plane.rollout import GateResult
 
 UNPLACED_S: Final = 20.0
@@ -19,6 +19,9 @@ ATTACHED_S: Final = 300.0
 """The same for volumes that have to be attached or fetched."""
 GATE_START_S: Final = 600.0
 """Seconds after which a comparison that something keeps from starting is given up."""
+NO_ROOM: Final = "InsufficientCapacity"
+HELD_UP: Final = " Held up: "
+"""What stands in the message of a service before the causes for which its workers do not come up."""
 _CAUSES_MAX: Final = 3
 _DETAIL_MAX: Final = 160
 _IMAGE: Final = ("ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull", "InvalidImageName", "ImageInspectError")
@@ -27,6 +30,9 @@ _CRASHES: Final = "CrashLoopBackOff"
 _OUT_OF_MEMORY: Final = "OOMKilled"
 _NUMBERS: Final = re.compile(r"0x[0-9a-f]+|\d+")
 _NODES: Final = re.compile(r"^\d+/\d+ nodes are available[:.]? *")
+_GENERATED: Final = re.compile(r'^pods "[^"]*" is ')
+_USED: Final = re.compile(r", used: .*?(?=, limited: )")
+"""What others in the namespace have changes all the time."""
 _COUNT: Final = re.compile(r"(^|, )\d+ ")
 _SEPARATOR: Final = "; "
 
@@ -51,26 +57,36 @@ class Cause:
 
 
 def pod_causes(pods: Iterable[Pod], before: str, now: float) -> tuple[Cause, ...]:
-    """What keeps pods from working, worst first, each cause once. `before` is what was said of it last."""
-    found: dict[tuple[int, str, str], Cause] = {}
+    """What keeps pods from working, worst first, each cause of a pool once. `before` is what was said of it last."""
+    found: dict[tuple[int, str, str, str], Cause] = {}
+    ailing = (pod for pod in pods if pod.failing or pod.unmounted_s is not None or pod.unplaced_s is not None)
     # Of several pods with one trouble the one is named that was named before, else the oldest.
-    for pod in sorted(pods, key=lambda pod: (f"{pod.name}" not in before, pod.created_s, pod.name)):
+    for pod in sorted(ailing, key=lambda pod: (_pod(pod) not in before, pod.created_s, pod.name)):
         for rank, cause in _of_pod(pod, now):
-            found.setdefault((rank, cause.reason, cause.place.removeprefix(_pod(pod))), cause)
+            found.setdefault((rank, pod.pool, cause.reason, cause.place.removeprefix(_pod(pod))), cause)
     return tuple(cause for _, cause in sorted(found.items(), key=lambda each: each[0]))
 
 
-def unplaced_cause(pod: Pod, now: float) -> Cause | None:
-    """Why no node takes the pod; None for one that has a node, or has not looked for one for long."""
-    if pod.unplaced_s is None or now - pod.unplaced_s < UNPLACED_S:
-        return None
-    return Cause("Unschedulable", _pod(pod), "no node has room", placing(pod.unplaced_why))
+def worker_causes(
+    observed: Observed, before: str, now: float, *, pool: str | None = None, revision: str | None = None
+) -> tuple[Cause, ...]:
+    """What keeps workers from coming up, of one pool and revision or of all; see `pod_causes`."""
+
+    def asked(each: Pod | Workers) -> bool:
+        return pool in (None, each.pool) and revision in (None, each.revision)
+
+    refused = sorted((each for each in observed.workers if asked(each) and each.refused), key=_workload)
+    pods = (pod for pod in observed.pods if asked(pod) and not pod.leaving)
+    return (*(_refusal(each) for each in refused), *pod_causes(pods, before, now))
 
 
-def placing(message: str) -> str:
-    """Why a scheduler found no node, without numbers of nodes, which change as nodes come and go."""
-    plain = _NODES.sub("", message.partition(" preemption:")[0].strip()).rstrip(".")
-    return _short(_COUNT.sub(r"\1", plain))
+def _workload(workers: Workers) -> str:
+    return f"{workers.object['kind']} {workers.object['metadata']['name']}"
+
+
+def _refusal(workers: Workers) -> Cause:
+    why = _USED.sub("", _GENERATED.sub("", workers.refused))
+    return Cause("PodsRefused", _workload(workers), "the API server refuses its pods", _short(why))
 
 
 def told(causes: Iterable[Cause], before: str) -> str:
@@ -95,8 +111,6 @@ def phrases(text: str) -> list[str]:
 def gate_causes(gate: Gate, before: str, now: float) -> tuple[Cause, ...]:
     """What keeps a gate from comparing."""
     found = pod_causes(gate.pods, before, now)
-    unplaced = (unplaced_cause(pod, now) for pod in gate.pods)
-    found += tuple(cause for cause in unplaced if cause is not None)
     if not gate.pods and not gate.ended and now - gate.since >= UNPLACED_S:
         refused = "it may not make a pod, as a quota or an admission policy can have it (kubectl describe job)"
         found += (Cause("PodsRefused", f"Job {gate.object['metadata']['name']}", refused),)
@@ -143,6 +157,9 @@ def _of_pod(pod: Pod, now: float) -> Iterator[tuple[int, Cause]]:
     if due is not None and now >= due:
         needs = f"it needs {', '.join(pod.mounts)}" if pod.mounts else ""
         yield 5, Cause("VolumesNotMounted", _pod(pod), "its volumes or its network are not ready", _short(needs))
+    due = _unplaced_due(pod)
+    if due is not None and now >= due:
+        yield 6, Cause(NO_ROOM, _pod(pod), "no node has room", _placing(pod.unplaced_why))
 
 
 def _of_container(container: Container, place: str) -> tuple[int, Cause]:
@@ -163,6 +180,12 @@ def _last(container: Container) -> str:
     """The last line of what it said, which is where an error is."""
     lines = [line.strip() for line in container.last_words.splitlines() if line.strip()]
     return _short(lines[-1]) if lines else ""
+
+
+def _placing(message: str) -> str:
+    """Why a scheduler found no node, without numbers of nodes, which change as nodes come and go."""
+    plain = _NODES.sub("", message.partition(" preemption:")[0].strip()).rstrip(".")
+    return _short(_COUNT.sub(r"\1", plain))
 
 
 def _short(text: str, *, from_end: bool = False) -> str:

@@ -13,7 +13,7 @@ from control_plane.objects.workload import record_of
 from control_plane.observe.observed import Gate, ModelFacts, Observed
 from control_plane.reconcile.align import Alignment
 from control_plane.reconcile.capacity_check import pools_over_capacity
-from control_plane.reconcile.causes import gate_verdict
+from control_plane.reconcile.causes import HELD_UP, gate_verdict, told, worker_causes
 from control_plane.rollout import (
     COMPARISON_WAITS,
     Failure,
@@ -194,7 +194,10 @@ def _seen(observed: Observed, goal: DesiredState, aligned: Alignment, name: str,
     plain = aligned.seen(observed, name)
     gate = gate_of(observed, goal, name)
     result, trouble = (_UNKNOWN, "") if gate is None else gate_verdict(gate, gate_trouble_before(goal), now)
-    return RevisionObserved(plain.pools, result, observed.health.get(name, Health()), trouble)
+    health = observed.health.get(name, Health())
+    before = causes_before(goal)
+    held_up = told(worker_causes(observed, before, now, revision=name), before)
+    return RevisionObserved(plain.pools, result, health, held_up, trouble)
 
 
 def gate_of(observed: Observed, goal: DesiredState, revision: str) -> Gate | None:
@@ -203,7 +206,15 @@ def gate_of(observed: Observed, goal: DesiredState, revision: str) -> Gate | Non
     return gate if gate is not None and gate.baseline == goal.status.current_revision else None
 
 
+def causes_before(goal: DesiredState) -> str:
+    """What kept workers from coming up when the status was last written."""
+    return _ready_before(goal).partition(HELD_UP)[2]
+
+
 def gate_trouble_before(goal: DesiredState) -> str:
     """What kept the comparison from being made when the status was last written."""
-    ready = next((each.message for each in goal.status.conditions if each.type == "Ready"), "")
-    return ready.partition(COMPARISON_WAITS)[2]
+    return _ready_before(goal).partition(COMPARISON_WAITS)[2].partition(HELD_UP)[0]
+
+
+def _ready_before(goal: DesiredState) -> str:
+    return next((each.message for each in goal.status.conditions if each.type == "Ready"), "")

@@ -9,6 +9,7 @@ from control_plane.objects.names import LEADER, POOL, SERVICE, pool_name
 from control_plane.observe.observed import Observed, Pod
 from control_plane.observe.pods import seconds
 from control_plane.reconcile.capacity_check import pools_unchecked
+from control_plane.reconcile.causes import NO_ROOM, told, worker_causes
 from control_plane.reconcile.conditions import ConditionUpdate, condition_update, conditions
 from control_plane.reconcile.desired_state import DesiredState
 from control_plane.reconcile.service_status import ServiceState
@@ -18,8 +19,7 @@ from tandem.kube.times import timestamp
 from tandem.spec.pool import Pool
 from tandem.spec.status import EnginePoolStatus, Load
 
-UNPLACED_S: Final = 300.0
-"""Seconds that a pod may wait for a node before that is reported."""
+WORKERS_FAILING: Final = "WorkersFailing"
 LOAD_EVERY_S: Final = 30.0
 """Minimum seconds between writes of a changed load."""
 
@@ -68,36 +68,18 @@ def as_object(obj: Json, status: Json) -> Json:
     }
 
 
-def unplaced(observed: Observed, name: str, now: float) -> str:
-    """One sentence about the pool's pods that have waited long for a node; empty when there are none."""
-    late = [pod for pod in observed.pods_of(name) if _late(pod, now)]
-    if not late:
-        return ""
-    why = late[0].unplaced_why.rstrip(".")
-    return f"Pool {name}: no node has room for {len(late)} pods{f' ({why})' if why else ''}."
-
-
-def _late(pod: Pod, now: float) -> bool:
-    return pod.unplaced_s is not None and not pod.leaving and now - pod.unplaced_s >= UNPLACED_S
-
-
-def next_late_s(observed: Observed, now: float) -> float | None:
-    """Seconds until a pod that looks for a node has done so for long."""
-    waits = (UNPLACED_S - (now - pod.unplaced_s) for pod in observed.pods if pod.unplaced_s is not None)
-    return min((wait for wait in waits if wait > 0), default=None)
-
-
 def _sayings(
     observed: Observed, goal: DesiredState, stands: ServiceState, name: str, staying: tuple[Pod, ...], now: float
 ) -> Iterator[ConditionUpdate]:
     spec = _spec(goal, name)
     misfit = goal.blocked.pools.get(name) if goal.blocked is not None else None
     wanted, ready = observed.wanted(name) or 0, sum(pod.ready for pod in staying)
-    short = unplaced(observed, name, now)
+    failing, short = _troubles(observed, name, now)
     stalled = misfit is not None or stands.verdict.stalled
     complete = ready >= wanted and stands.ready
     counted = f"{ready} of {wanted} workers are ready."
-    reason = "DoesNotFit" if misfit else "InsufficientCapacity" if short else stands.verdict.reason
+    hurt = failing.reason if failing.status == "True" else NO_ROOM if short.status == "True" else ""
+    reason = "DoesNotFit" if misfit else hurt or stands.verdict.reason
     yield condition_update("Ready", complete, "Complete" if complete else reason, misfit or counted)
     yield condition_update(
         "Reconciling",
@@ -107,12 +89,33 @@ def _sayings(
     said = misfit or stands.verdict.message
     yield condition_update("Stalled", stalled, *((reason, said) if stalled else ("Going", "")))
     yield _scaling(observed, spec, name)
-    yield condition_update("InsufficientCapacity", bool(short), "Unschedulable" if short else "Placed", short)
+    yield failing
+    yield short
     missing = "" if goal.service is None else pools_unchecked(goal.service, observed.model).get(name, "")
     fits = "NotChecked" if missing else "Fits"
     yield condition_update("DoesNotFit", misfit is not None, "TooLarge" if misfit else fits, misfit or missing)
     if goal.service is not None and spec is not None and spec.role == "auto":
         yield split_condition(goal.service, spec, observed.model)
+
+
+def _troubles(observed: Observed, name: str, now: float) -> tuple[ConditionUpdate, ConditionUpdate]:
+    """Whether workers of the pool fail, and whether they find no node, each in the words it was said in before."""
+    said = {each.type: each.message for each in read_pool_status(observed.engine_pools[name]).conditions}
+    before = said.get(WORKERS_FAILING, "")
+    causes = worker_causes(observed, f"{before} {said.get(NO_ROOM, '')}", now, pool=name)
+    failing = tuple(cause for cause in causes if cause.reason != NO_ROOM)
+    unplaced = tuple(cause for cause in causes if cause.reason == NO_ROOM)
+    short = told(unplaced, said.get(NO_ROOM, ""))
+    return (
+        condition_update(
+            WORKERS_FAILING, bool(failing), failing[0].reason if failing else "None", _stop(told(failing, before))
+        ),
+        condition_update(NO_ROOM, bool(short), "Unschedulable" if short else "Placed", _stop(short)),
+    )
+
+
+def _stop(text: str) -> str:
+    return f"{text}." if text else ""
 
 
 def _scaling(observed: Observed, spec: Pool | None, name: str) -> ConditionUpdate:

@@ -22,12 +22,13 @@ from control_plane.objects.names import SCALED_BY, annotations_of, pool_name
 from control_plane.objects.revisions import controller_revision
 from control_plane.observe.observed import Observed
 from control_plane.reconcile import pool_status, service_status
-from control_plane.reconcile.causes import gate_causes, news
+from control_plane.reconcile.causes import gate_causes, news, next_due_s
 from control_plane.reconcile.conditions import changed
 from control_plane.reconcile.desired_state import (
     INVALID,
     DesiredState,
     alignment,
+    causes_before,
     desired_state_of,
     gate_of,
     gate_trouble_before,
@@ -64,8 +65,7 @@ def reconcile(observed: Observed, now: float, installation: Installation) -> Pla
         rollout = step(rollout_state(goal.status), spec, seen, now)
         counts = counts_of(observed, goal, aligned, rollout)
     retired = rollout.retired if rollout is not None else ()
-    short = " ".join(filter(None, (pool_status.unplaced(observed, name, now) for name in observed.engine_pools)))
-    stands = service_status.service_state(observed, goal, rollout, short)
+    stands = service_status.service_state(observed, goal, rollout, now)
     statuses, notes = _statuses(observed, goal, rollout, stands, installation, now)
     return Plan(
         handovers=tuple(_handovers(observed, goal)),
@@ -196,7 +196,7 @@ def _statuses(
     if _ordered(status) != _ordered(goal.status):
         written.append(service_status.as_object(observed, plain(status)))
         notes += _service_notes(observed, goal, status, stands)
-        notes += _cause_notes(observed, goal, now)
+        notes += _cause_notes(observed, goal, stands, now)
     for name, obj in sorted(observed.engine_pools.items()):
         after, before = (
             pool_status.pool_status(observed, goal, stands, name, now),
@@ -212,9 +212,10 @@ def _service_notes(
     observed: Observed, goal: DesiredState, status: ModelServiceStatus, stands: ServiceState
 ) -> Iterator[PlannedEvent]:
     ready = next(each for each in status.conditions if each.type == "Ready")
-    if changed(goal.status.conditions, "Ready", ready.reason):
-        warning = stands.verdict.stalled or ready.reason == "InsufficientCapacity"
-        yield PlannedEvent(observed.object, "Warning" if warning else "Normal", ready.reason, ready.message)
+    of_causes = any(ready.reason == cause.reason for cause in stands.causes)
+    if changed(goal.status.conditions, "Ready", ready.reason) and not of_causes:
+        kind = "Warning" if stands.verdict.stalled else "Normal"
+        yield PlannedEvent(observed.object, kind, ready.reason, ready.message)
     told = {each.name: each.weight for each in goal.status.revisions if each.weight}
     weights = {each.name: each.weight for each in status.revisions if each.weight}
     if weights != told and weights:
@@ -222,8 +223,11 @@ def _service_notes(
         yield PlannedEvent(observed.object, "Normal", "TrafficShifted", f"New requests go {shares}.")
 
 
-def _cause_notes(observed: Observed, goal: DesiredState, now: float) -> Iterator[PlannedEvent]:
+def _cause_notes(observed: Observed, goal: DesiredState, stands: ServiceState, now: float) -> Iterator[PlannedEvent]:
     """An Event for each cause that the status does not tell of yet."""
+    if not (stands.ready or stands.verdict.stalled):
+        for cause in news(stands.causes, causes_before(goal)):
+            yield PlannedEvent(observed.object, "Warning", cause.reason, f"{cause.phrase}.")
     gate = gate_of(observed, goal, observed.wish.revision)
     if gate is not None and gate.result == "unknown":
         before = gate_trouble_before(goal)
@@ -233,8 +237,7 @@ def _cause_notes(observed: Observed, goal: DesiredState, now: float) -> Iterator
 
 def _pool_notes(obj: Json, before: EnginePoolStatus, after: EnginePoolStatus) -> Iterator[PlannedEvent]:
     for each in after.conditions:
-        bad = each.type in ("DoesNotFit", "InsufficientCapacity")
-        if bad and each.status == "True" and changed(before.conditions, each.type, each.reason):
+        if each.type == "DoesNotFit" and each.status == "True" and changed(before.conditions, each.type, each.reason):
             yield PlannedEvent(obj, "Warning", each.type, each.message)
         if each.type == CONDITION and each.status == "False" and changed(before.conditions, each.type, each.reason):
             yield PlannedEvent(obj, "Normal", each.reason, each.message)
@@ -258,7 +261,7 @@ def _ordered(status: ModelServiceStatus | EnginePoolStatus) -> Json:
 def _requeue(observed: Observed, rollout: RolloutPlan | None, now: float) -> float | None:
     waits: Iterable[float | None] = (
         rollout.requeue_after_s if rollout is not None else None,
-        pool_status.next_late_s(observed, now),
+        next_due_s(observed.pods, now),
         _LOOK_AT_GATE_S if any(gate.result == "unknown" for gate in observed.gates.values()) else None,
         _LOOK_AT_LOAD_S if any(pod.running or pod.queued_tokens for pod in observed.pods) else None,
     )

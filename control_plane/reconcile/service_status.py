@@ -6,8 +6,9 @@ from typing import Final
 
 from control_plane.observe.observed import Observed
 from control_plane.observe.pods import seconds
+from control_plane.reconcile.causes import HELD_UP, Cause, told, worker_causes
 from control_plane.reconcile.conditions import ConditionUpdate, condition_update, conditions
-from control_plane.reconcile.desired_state import DesiredState, rollout_state
+from control_plane.reconcile.desired_state import DesiredState, causes_before, rollout_state
 from control_plane.rollout import RolloutPlan, RolloutState, Verdict
 from tandem.kube.kinds import MODEL_SERVICE, Json
 from tandem.spec.status import Condition, ModelServiceStatus, PoolStatus, RevisionStatus, RolloutStatus
@@ -17,6 +18,7 @@ HEARD_WITHIN_S: Final = 30.0
 """Seconds that a complete service waits for routers before it counts as ready. Routers learn of a change at once,
 after an outage of the API server within seconds; a broken router holds up no service for longer."""
 _NAMED_MAX: Final = 3
+_GOING_BACK: Final = ("RollingBack", "RolledBack")
 _STARTING: Final = Verdict("Progressing", "Its pools are being made.")
 
 
@@ -27,8 +29,8 @@ class ServiceState:
     verdict: Verdict
     available: bool
     asleep: bool
-    short: str
-    """One sentence about the pool that finds no node; empty when there is none."""
+    causes: tuple[Cause, ...] = ()
+    """What keeps its workers from coming up, worst first."""
 
     @property
     def ready(self) -> bool:
@@ -36,16 +38,17 @@ class ServiceState:
         return (self.verdict.done or rests) and not self.verdict.stalled
 
 
-def service_state(observed: Observed, goal: DesiredState, plan: RolloutPlan | None, short: str) -> ServiceState:
+def service_state(observed: Observed, goal: DesiredState, plan: RolloutPlan | None, now: float) -> ServiceState:
     """`plan` is None while there is nothing to roll out."""
+    causes = worker_causes(observed, causes_before(goal), now)
     weights = plan.weights if plan is not None else rollout_state(goal.status).weights
     available = any(weight and routable(observed, goal, name) for name, weight in weights.items())
     asleep = plan is not None and plan.verdict.reason == "ScaledToZero"
     if goal.blocked is not None:
         kept = f" Revision {goal.target.name} goes on." if goal.target is not None else ""
         said = f"{goal.blocked.sentence}{kept}"
-        return ServiceState(Verdict(goal.blocked.reason, said, stalled=True), available, asleep, short)
-    return ServiceState(_STARTING if plan is None else plan.verdict, available, asleep, short)
+        return ServiceState(Verdict(goal.blocked.reason, said, stalled=True), available, asleep, causes)
+    return ServiceState(_STARTING if plan is None else plan.verdict, available, asleep, causes)
 
 
 def routable(observed: Observed, goal: DesiredState, revision: str) -> bool:
@@ -64,7 +67,7 @@ def service_status(
     stable = state.stable or ""
     update = goal.target.name if goal.target is not None and goal.target.name != stable else ""
     before = next((each for each in goal.status.conditions if each.type == "Ready"), None)
-    ready = _ready(stands, _unheard(observed, weights), before, now)
+    ready = _ready(stands, causes_before(goal), _unheard(observed, weights), before, now)
     return ModelServiceStatus(
         observed_generation=generation,
         url=url,
@@ -106,15 +109,19 @@ def _unheard(observed: Observed, weights: dict[str, int]) -> str:
     return f"Routers that do not know which revisions get requests: {', '.join(names[:_NAMED_MAX])}{others}."
 
 
-def _ready(stands: ServiceState, unheard: str, before: Condition | None, now: float) -> ConditionUpdate:
+def _ready(
+    stands: ServiceState, told_before: str, unheard: str, before: Condition | None, now: float
+) -> ConditionUpdate:
     """The Ready condition of a service. The service becomes ready when every router that takes requests knows it, or
     has had its time to learn of it. A service that was ready stays ready: requests find it."""
     verdict = stands.verdict
     if not stands.ready:
-        short = stands.short if not verdict.stalled else ""
-        if short:
-            return condition_update("Ready", False, "InsufficientCapacity", f"{verdict.message} {short}")
-        return condition_update("Ready", False, verdict.reason, verdict.message)
+        # A revision that goes back has its cause in the sentence already.
+        causes = () if verdict.reason in _GOING_BACK else stands.causes
+        if not causes:
+            return condition_update("Ready", False, verdict.reason, verdict.message)
+        reason = verdict.reason if verdict.stalled else causes[0].reason
+        return condition_update("Ready", False, reason, f"{verdict.message}{HELD_UP}{told(causes, told_before)}.")
     if not unheard or (before is not None and before.status == "True"):
         return condition_update("Ready", True, verdict.reason, verdict.message)
     since = seconds(before.last_transition_time) if before is not None and before.status == "Unknown" else None

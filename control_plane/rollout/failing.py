@@ -25,7 +25,7 @@ def failure(view: View, progress: Progress | None, now: float) -> Failure | None
     # during a pause, says nothing.
     for_this = progress is not None and progress.aim == aim_of(view)
     if spec.auto_rollback and not (spec.paused or view.asleep) and for_this and overdue(spec, progress, now):
-        return Failure(view.update, "deadline", _late(spec))
+        return Failure(view.update, "deadline", _late(spec, update.trouble))
     return None
 
 
@@ -34,5 +34,6 @@ def overdue(spec: RolloutSpec, progress: Progress | None, now: float) -> bool:
     return progress is not None and progress.left > 0 and now - progress.since >= spec.progress_deadline_s
 
 
-def _late(spec: RolloutSpec) -> str:
-    return f"no pod became ready within {spec.progress_deadline_s:.0f} s"
+def _late(spec: RolloutSpec, trouble: str) -> str:
+    late = f"no pod became ready within {spec.progress_deadline_s:.0f} s"
+    return f"{late}: {trouble}" if trouble else late

@@ -74,6 +74,8 @@ class RevisionObserved:
     pools: Mapping[str, PoolPods] = field(default_factory=dict)
     gate: GateResult = "unknown"
     health: Health = Health()
+    trouble: str = ""
+    """What keeps its pods from coming up, without a full stop; empty when nothing is known to."""
     gate_trouble: str = ""
     """What keeps its comparison with the old revision from being made, without a full stop; empty when nothing is
     known to."""

@@ -99,7 +99,8 @@ class Load(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class EnginePoolStatus(msgspec.Struct, frozen=True, rename="camel"):
-    """What there is. Conditions are Ready, Reconciling, Stalled, ScalingActive, InsufficientCapacity, DoesNotFit."""
+    """What there is. Conditions are Ready, Reconciling, Stalled, ScalingActive, WorkersFailing, InsufficientCapacity,
+    DoesNotFit."""
 
     observed_generation: Number = 0
     replicas: Number = 0

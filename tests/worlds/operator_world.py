@@ -345,7 +345,10 @@ class World:
         when = timestamp(self.clock.wall())
         condition = {"type": type_, "status": "True" if holds else "False", "lastTransitionTime": when}
         if type_ == "PodScheduled":
-            condition |= {"reason": "Unschedulable", "message": "0/2 nodes are available."}
+            condition |= {
+                "reason": "Unschedulable",
+                "message": "0/2 nodes are available: 2 Insufficient nvidia.com/gpu.",
+            }
         metadata = {key: pod["metadata"][key] for key in ("name", "namespace")}
         status = {"phase": "Pending" if type_ == "PodScheduled" else "Running", "conditions": [condition]}
         body = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "status": status}

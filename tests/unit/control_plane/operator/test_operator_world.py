@@ -4,6 +4,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from control_plane.objects.names import POOL, REVISION, labels_of
 from tandem.apps.simulation.loop import run
 from tandem.kube.cluster import Selector
@@ -24,7 +26,7 @@ from tandem.kube.kinds import (
     Kind,
     Ref,
 )
-from tests.worlds.operator_world import NAME, NAMESPACE, NEVER_READY, NO_ROOM, REFUSED, WRONG, World, notes
+from tests.worlds.operator_world import NAME, NAMESPACE, NEVER_READY, NO_ROOM, REFUSED, TROUBLES, WRONG, World, notes
 
 CHILDREN = (CONFIG_MAP, CONTROLLER_REVISION, DEPLOYMENT, ENGINE_POOL, JOB, POD, POD_DISRUPTION_BUDGET, SERVICE)
 Story = Callable[[World], Awaitable[None]]
@@ -330,8 +332,103 @@ def test_pods_without_a_node_are_told_of() -> None:
         await world.run(400)
         ready = world.condition("Ready")
         assert ready["reason"] == "InsufficientCapacity"
-        assert "no node has room for 1 pods (0/2 nodes are available)" in ready["message"]
+        assert (
+            f"Pod {world.pods('decode', world.status.update_revision)[0]['metadata']['name']}: no node has room: "
+            in (ready["message"])
+        )
+        assert ready["message"].endswith("no node has room: Insufficient nvidia.com/gpu.")
+        await world.run(3000)
+        assert "no node has room: Insufficient nvidia.com/gpu" in world.condition("Stalled")["message"]
+        assert notes(world).count("InsufficientCapacity") == 2, "one for each pool"
         assert world.condition("Available")["status"] == "True"
+
+    in_world(story)
+
+
+@pytest.mark.parametrize(
+    ("image", "reason", "said"),
+    [
+        ("no-image", "ImageNotPulled", "image no-image cannot be pulled: failed to resolve reference"),
+        ("no-secret", "ContainerNotStarted", 'CreateContainerConfigError: secret "hub-token" not found'),
+        ("crashes", "ContainerCrashes", "it ended with status 1: not_allowed: the hub answers 401 at 12:00:"),
+        ("out-of-memory", "OOMKilled", "it was killed for using more memory than its limit"),
+    ],
+)
+def test_what_keeps_containers_from_working_is_told_once_and_stays_in_the_verdict(
+    image: str, reason: str, said: str
+) -> None:
+    assert image in TROUBLES
+
+    async def story(world: World) -> None:
+        await world.edit(new_image(image))
+        await world.run(30)
+        ready = world.condition("Ready")
+        assert (ready["status"], ready["reason"]) == ("False", reason)
+        pods = [pod["metadata"]["name"] for pod in world.pods("decode", world.status.update_revision)]
+        assert any(f"Pod {name}, container worker: {said}" in ready["message"] for name in pods)
+        writes = world.cluster.asked
+        await world.run(240)
+        assert world.cluster.asked == writes, "the kubelet's turns are no news"
+        pools = {condition["type"]: condition for condition in world.of(ENGINE_POOL)[0]["status"]["conditions"]}
+        assert (pools["WorkersFailing"]["status"], pools["WorkersFailing"]["reason"]) == ("True", reason)
+        assert said in pools["WorkersFailing"]["message"]
+        await world.settle()
+        assert world.condition("Stalled")["reason"] == "RolledBack"
+        assert "no pod became ready within 300 s: Pod chat-" in world.condition("Stalled")["message"]
+        assert said in world.condition("Stalled")["message"]
+        pools = {condition["type"]: condition for condition in world.of(ENGINE_POOL)[0]["status"]["conditions"]}
+        assert pools["WorkersFailing"]["status"] == "False"
+        assert notes(world).count(reason) == 2, "one for each pool"
+
+    in_world(story)
+
+
+def test_a_first_revision_that_is_late_says_why() -> None:
+    async def told() -> None:
+        world = World()
+        try:
+            new_image("no-image")(world.spec)
+            await world.submit()
+            await world.run(400)
+            stalled = world.condition("Stalled")
+            assert stalled["reason"] == "ProgressDeadlineExceeded"
+            assert "Held up: Pod chat-decode-" in stalled["message"]
+            assert "image no-image cannot be pulled" in stalled["message"]
+        finally:
+            await world.close()
+
+    run(lambda _loop: told())
+
+
+def test_what_the_api_server_refuses_is_told_without_what_changes_by_itself() -> None:
+    async def story(world: World) -> None:
+        quota = 'pods "chat-decode-1-{0}" is forbidden: exceeded quota: gpus, requested: cpu=1, used: cpu={0}, '
+
+        async def refuse(number: int) -> None:
+            deployment = next(obj for obj in world.of(DEPLOYMENT) if labels_of(obj)[POOL] == "decode")
+            failure = {"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate"}
+            metadata = {key: deployment["metadata"][key] for key in ("name", "namespace")}
+            status = {"conditions": [{**failure, "message": f"{quota.format(number)}limited: cpu=4"}]}
+            body = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata, "status": status}
+            await world.cluster.apply_status(body, "deployment-controller")
+
+        await world.edit(lambda spec: spec["pools"][1].update(replicas=4, image="never-ready"))
+        await world.run(5)
+        await refuse(1)
+        await world.run(5)
+        ready = world.condition("Ready")
+        assert ready["reason"] == "PodsRefused"
+        assert (
+            "the API server refuses its pods: forbidden: exceeded quota: gpus, requested: cpu=1, limited: cpu=4."
+            in (ready["message"])
+        )
+        await world.run(60)
+        asked = world.cluster.asked
+        for number in range(2, 9):
+            await refuse(number)
+            await world.run(5)
+        assert world.cluster.asked == asked, "what others use of a quota is no news"
+        assert notes(world).count("PodsRefused") == 1
 
     in_world(story)
 
