@@ -145,6 +145,8 @@ class Observed:
     routers: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """Routers that take requests, by name, each with the revisions to which it gives new requests."""
     children: Mapping[Ref, Json] = field(default_factory=dict)
+    name_holder: str = ""
+    """The service, as `namespace/name`, that has this one's model name; empty where nobody knows of others."""
 
     @property
     def namespace(self) -> str:

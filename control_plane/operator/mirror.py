@@ -21,6 +21,7 @@ from tandem.kube.kinds import MODEL_SERVICE, POD, Json, Kind
 from tandem.kube.reflector import Reflector, ReflectorSettings
 from tandem.kube.store import Key, Store, key_of
 from tandem.process.logs import event
+from tandem.spec.model_names import Claim, claim_of, holders
 
 _log = logging.getLogger(__name__)
 
@@ -63,6 +64,8 @@ class Mirror:
         self._namespaces: Sequence[str | None] = watched.namespaces or (None,)
         self._reflectors: dict[tuple[Kind, str | None], Reflector] = {}
         self._running: dict[Reflector, asyncio.Task[None]] = {}
+        self._claims: dict[str, dict[Key, Claim]] = {}
+        """By the name of a model, the services that want it."""
         for kind in (MODEL_SERVICE, POD, *CHILDREN):
             self._add(kind)
         self._routers: Reflector | None = None
@@ -85,6 +88,11 @@ class Mirror:
 
     def service(self, key: Key) -> Json | None:
         return self.stores(key[0])[MODEL_SERVICE].get(key)
+
+    def name_holder(self, obj: Json) -> str:
+        """The service, as `namespace/name`, that has the model's name of this one."""
+        model = claim_of(obj).model
+        return holders(self._claims[model].values())[model].service
 
     def routers(self) -> list[Json]:
         """Pods of routers."""
@@ -181,8 +189,22 @@ class Mirror:
             return False
         return True
 
-    def _own_change(self, key: Key, _old: Json | None, _new: Json | None) -> None:
+    def _own_change(self, key: Key, old: Json | None, new: Json | None) -> None:
         self._on_change(key)
+        before, after = (None if obj is None else claim_of(obj) for obj in (old, new))
+        if before == after:
+            return
+        if before is not None:
+            self._claims[before.model].pop(key)
+        if after is not None:
+            self._claims.setdefault(after.model, {})[key] = after
+        # What was taken may be free now, or the other way round.
+        for model in {claim.model for claim in (before, after) if claim is not None}:
+            if not self._claims[model]:
+                del self._claims[model]
+            for other in self._claims.get(model, {}):
+                if other != key:
+                    self._on_change(other)
 
     def _child_change(self, key: Key, old: Json | None, new: Json | None) -> None:
         named = {labels_of(obj).get(SERVICE) for obj in (old, new) if obj is not None}

@@ -34,6 +34,7 @@ from tandem.spec.status import ModelServiceStatus, RolloutStatus
 from tandem.spec.vllm import kinds_served
 
 INVALID: Final = "InvalidSpec"
+NAME_CONFLICT: Final = "NameConflict"
 _UNKNOWN: Final[GateResult] = "unknown"
 
 
@@ -88,6 +89,9 @@ def _blocked(observed: Observed, status: ModelServiceStatus) -> Blocked | None:
         return Blocked(INVALID, wish.problem, {})
     if wish.service is None:
         return Blocked(INVALID, "the specification cannot be read", {})
+    if observed.name_holder not in ("", f"{observed.namespace}/{observed.name}"):
+        taken = f"{observed.name_holder} serves a model called {wish.service.model_name!r} already"
+        return Blocked(NAME_CONFLICT, f"{taken}: delete one of them, or make one with another model.name.", {})
     wide = [pool for pool in wish.service.spec.pools if nodes_of(wish.service, pool) > 1]
     if wide and not observed.extensions.groups:
         needs = f"Workers of pool {wide[0].name} span nodes, for which this cluster lacks LeaderWorkerSet"

@@ -214,8 +214,9 @@ def _service_notes(
     ready = next(each for each in status.conditions if each.type == "Ready")
     of_causes = any(ready.reason == cause.reason for cause in stands.causes)
     if changed(goal.status.conditions, "Ready", ready.reason) and not of_causes:
-        kind = "Warning" if stands.verdict.stalled else "Normal"
-        yield PlannedEvent(observed.object, kind, ready.reason, ready.message)
+        yield PlannedEvent(
+            observed.object, "Warning" if stands.verdict.stalled else "Normal", ready.reason, ready.message
+        )
     told = {each.name: each.weight for each in goal.status.revisions if each.weight}
     weights = {each.name: each.weight for each in status.revisions if each.weight}
     if weights != told and weights:

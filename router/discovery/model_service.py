@@ -14,6 +14,7 @@ from tandem.core.slo import Slo
 from tandem.kube.kinds import Json
 from tandem.process.workers_file import ServiceEntry
 from tandem.spec.model import Model
+from tandem.spec.model_names import Claim, holders
 from tandem.spec.reading import readable
 from tandem.spec.service import ModelService
 
@@ -96,14 +97,14 @@ def facts_of(entry: ServiceEntry) -> ServiceFacts:
 def by_model(found: Iterable[DiscoveredService]) -> tuple[dict[str, DiscoveredService], list[str]]:
     """The services by the name of their model, and a sentence for each service or alias that another one's name keeps
     out: a model's name goes before an alias, and of two the oldest service's."""
-    named: dict[str, DiscoveredService] = {}
-    problems = []
-    oldest_first = sorted(found, key=lambda one: (one.since, one.facts.name))
-    for each in oldest_first:
-        first = named.setdefault(each.facts.model, each)
-        if first is not each:
-            name, model = each.facts.name, each.facts.model
-            problems.append(f"{name} is not served: {first.facts.name} serves a model called {model!r} already")
+    claims = {Claim(each.since, each.facts.name, each.facts.model): each for each in found}
+    held_by = holders(claims)
+    named = {model: claims[claim] for model, claim in held_by.items()}
+    problems = [
+        f"{claim.service} is not served: {held_by[claim.model].service} serves a model called {claim.model!r} already"
+        for claim in sorted(claims)
+        if held_by[claim.model] != claim
+    ]
     aliases: dict[str, str] = {model: each.facts.name for model, each in named.items()}
     for model, each in named.items():
         name, own = each.facts.name, tuple(alias for alias in each.facts.aliases if alias != model)

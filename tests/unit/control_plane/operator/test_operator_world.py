@@ -433,6 +433,35 @@ def test_what_the_api_server_refuses_is_told_without_what_changes_by_itself() ->
     in_world(story)
 
 
+def test_of_two_services_with_one_model_name_the_later_is_told_and_starts_nothing() -> None:
+    async def story(world: World) -> None:
+        async def submit(namespace: str, name: str) -> None:
+            metadata = {"name": name, "namespace": namespace}
+            spec = {**world.spec, "model": {"name": NAME}}
+            obj = {"apiVersion": "tandem.dev/v1alpha1", "kind": "ModelService", "metadata": metadata, "spec": spec}
+            await world.cluster.apply(obj, "user")
+
+        def ready(name: str) -> Json:
+            (obj,) = (each for each in world.of(MODEL_SERVICE) if each["metadata"]["name"] == name)
+            return next(each for each in obj["status"]["conditions"] if each["type"] == "Ready")
+
+        before = len(world.of(DEPLOYMENT))
+        await world.run(5)
+        await submit("aaa", "squatter")
+        await world.run(30)
+        assert (ready("squatter")["status"], ready("squatter")["reason"]) == ("False", "NameConflict")
+        assert "llm/chat serves a model called 'chat' already" in ready("squatter")["message"]
+        assert len(world.of(DEPLOYMENT)) == before, "nothing that nobody could reach is started"
+        assert ready(NAME)["status"] == "True"
+        assert notes(world).count("NameConflict") == 1
+        await world.cluster.delete(Ref(MODEL_SERVICE, NAMESPACE, NAME))
+        await world.run(30)
+        assert ready("squatter")["reason"] != "NameConflict"
+        assert {obj["metadata"]["namespace"] for obj in world.of(DEPLOYMENT)} == {"aaa"}
+
+    in_world(story)
+
+
 def test_the_history_has_a_limit() -> None:
     async def story(world: World) -> None:
         for number in range(5):
