@@ -38,7 +38,7 @@ from control_plane.reconcile.desired_state import (
 )
 from control_plane.reconcile.history import expired_records
 from control_plane.reconcile.plan import Deletion, Plan, PlannedEvent
-from control_plane.reconcile.service_status import ServiceState, routable
+from control_plane.reconcile.service_status import FIELDS_IGNORED, ServiceState, routable
 from control_plane.reconcile.splitting import CONDITION
 from control_plane.reconcile.workers import counts_of, deletion, deletion_costs, deletions, objects, old_gates
 from control_plane.rollout import RolloutPlan, step
@@ -190,7 +190,7 @@ def _statuses(
     now: float,
 ) -> tuple[tuple[Json, ...], tuple[PlannedEvent, ...]]:
     """The statuses that have changed, and the Events about those changes."""
-    status = service_status.service_status(observed, goal, rollout, stands, installation.service_url, now)
+    status = service_status.service_status(observed, goal, rollout, stands, installation, now)
     written: list[Json] = []
     notes: list[PlannedEvent] = []
     if _ordered(status) != _ordered(goal.status):
@@ -217,6 +217,9 @@ def _service_notes(
         yield PlannedEvent(
             observed.object, "Warning" if stands.verdict.stalled else "Normal", ready.reason, ready.message
         )
+    ignored = next((each for each in status.conditions if each.type == FIELDS_IGNORED), None)
+    if ignored is not None and changed(goal.status.conditions, FIELDS_IGNORED, ignored.reason):
+        yield PlannedEvent(observed.object, "Warning", ignored.reason, ignored.message)
     told = {each.name: each.weight for each in goal.status.revisions if each.weight}
     weights = {each.name: each.weight for each in status.revisions if each.weight}
     if weights != told and weights:

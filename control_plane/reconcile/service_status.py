@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from control_plane.objects.installation import Installation
 from control_plane.observe.observed import Observed
 from control_plane.observe.pods import seconds
 from control_plane.reconcile.causes import HELD_UP, Cause, told, worker_causes
@@ -11,12 +12,16 @@ from control_plane.reconcile.conditions import ConditionUpdate, condition_update
 from control_plane.reconcile.desired_state import DesiredState, causes_before, rollout_state
 from control_plane.rollout import RolloutPlan, RolloutState, Verdict
 from tandem.kube.kinds import MODEL_SERVICE, Json
+from tandem.spec.service import RouterSpec
 from tandem.spec.status import Condition, ModelServiceStatus, PoolStatus, RevisionStatus, RolloutStatus
 
 _RESTING: Final = ("WeightReached", "Paused")
 HEARD_WITHIN_S: Final = 30.0
 """Seconds that a complete service waits for routers before it counts as ready. Routers learn of a change at once,
 after an outage of the API server within seconds; a broken router holds up no service for longer."""
+FIELDS_IGNORED: Final = "FieldsIgnored"
+_OF_ONE_MACHINE: Final = {"router": RouterSpec(), "store": None}
+"""Parts of a specification that are for a platform on one machine, with their defaults."""
 _NAMED_MAX: Final = 3
 _GOING_BACK: Final = ("RollingBack", "RolledBack")
 _STARTING: Final = Verdict("Progressing", "Its pools are being made.")
@@ -58,7 +63,12 @@ def routable(observed: Observed, goal: DesiredState, revision: str) -> bool:
 
 
 def service_status(
-    observed: Observed, goal: DesiredState, plan: RolloutPlan | None, stands: ServiceState, url: str, now: float
+    observed: Observed,
+    goal: DesiredState,
+    plan: RolloutPlan | None,
+    stands: ServiceState,
+    installation: Installation,
+    now: float,
 ) -> ModelServiceStatus:
     """The status to write for the service."""
     generation = int(observed.object["metadata"].get("generation", 0))
@@ -70,14 +80,16 @@ def service_status(
     ready = _ready(stands, causes_before(goal), _unheard(observed, weights), before, now)
     return ModelServiceStatus(
         observed_generation=generation,
-        url=url,
+        url=installation.service_url,
         current_revision=stable,
         update_revision=update,
         update_weight=weights.get(update, 0) if update else None,
         revisions=tuple(_revisions(observed, goal, weights)),
         pools=tuple(_pools(observed, goal)),
         rollout=_kept(state),
-        conditions=conditions(goal.status.conditions, _sayings(stands, ready), generation, now),
+        conditions=conditions(
+            goal.status.conditions, (*_sayings(stands, ready), *_ignored(observed, installation)), generation, now
+        ),
     )
 
 
@@ -142,6 +154,18 @@ def _sayings(stands: ServiceState, ready: ConditionUpdate) -> Iterator[Condition
         yield condition_update("Available", False, "ScaledToZero", "The first request wakes the service.")
     else:
         yield condition_update("Available", False, "NoRoutableRevision", "No revision has a worker in every pool.")
+
+
+def _ignored(observed: Observed, installation: Installation) -> Iterator[ConditionUpdate]:
+    """A condition for what the specification says in vain; none where it says nothing in vain."""
+    service = observed.wish.service
+    if service is None or not installation.in_cluster:
+        return
+    found = [name for name, said in _OF_ONE_MACHINE.items() if getattr(service.spec, name) != said]
+    if found:
+        names = " and ".join(f"spec.{name}" for name in found)
+        why = "in a cluster routers and KV stores are the chart's (values router and kvStore)"
+        yield condition_update(FIELDS_IGNORED, True, FIELDS_IGNORED, f"{names}: for `tandem up` alone; {why}.")
 
 
 def _revisions(observed: Observed, goal: DesiredState, weights: dict[str, int]) -> Iterator[RevisionStatus]:

@@ -19,7 +19,7 @@ from tandem.spec.service import Spec
 from tandem.spec.text import camel
 
 DIGITS: Final = 10
-SPEC_LEFT_OUT: Final = frozenset({"rollout", "routing", "slo", "router"})
+SPEC_LEFT_OUT: Final = frozenset({"rollout", "routing", "slo", "router", "store"})
 POOL_LEFT_OUT: Final = frozenset({"replicas", "autoscaling", "spare", "drain_seconds"})
 MODEL_LEFT_OUT: Final = frozenset({"aliases"})
 ACCELERATOR_LEFT_OUT: Final = frozenset({"dollars_per_hour"})

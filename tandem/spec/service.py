@@ -65,7 +65,8 @@ class TiersSpec(Strict, frozen=True):
 
 
 class StoreSpec(Strict, frozen=True):
-    """A process that keeps blocks for all workers and outlives them."""
+    """A process that keeps blocks for all workers and outlives them, of a platform on one machine. In a cluster the
+    installation has stores."""
 
     dram: Quantity = "1Gi"
     """Host memory."""

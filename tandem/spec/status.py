@@ -71,7 +71,7 @@ class RolloutStatus(msgspec.Struct, frozen=True, rename="camel", omit_defaults=T
 
 
 class ModelServiceStatus(msgspec.Struct, frozen=True, rename="camel"):
-    """What there is. Conditions are Ready, Reconciling, Stalled and Available."""
+    """What there is. Conditions are Ready, Reconciling, Stalled, Available and FieldsIgnored."""
 
     observed_generation: Number = 0
     url: _Word = ""

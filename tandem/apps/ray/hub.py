@@ -84,7 +84,7 @@ class Hub:
             self._cluster, verify or VerifyProcess(self._routers.url, settings.router_key), self._log.say
         )
         url = settings.url or Installation.service_url
-        self._installation = Installation(worker_image="ray", key_secret=None, service_url=url)
+        self._installation = Installation(worker_image="ray", key_secret=None, service_url=url, in_cluster=False)
         self._parts = OperatorParts(
             OperatorDeps(
                 cluster=self._cluster,

@@ -25,7 +25,7 @@ from tandem.spec.status import ModelServiceStatus
 
 NAMESPACE: Final = "local"
 _KUBELET: Final = "tandem-up"
-_INSTALLATION: Final = Installation(key_secret=None)
+_INSTALLATION: Final = Installation(key_secret=None, in_cluster=False)
 
 
 @dataclass(frozen=True)

@@ -462,6 +462,24 @@ def test_of_two_services_with_one_model_name_the_later_is_told_and_starts_nothin
     in_world(story)
 
 
+def test_what_means_nothing_in_a_cluster_is_told_and_restarts_nothing() -> None:
+    async def story(world: World) -> None:
+        pods = {pod["metadata"]["uid"] for pod in world.pods()}
+        await world.edit(lambda spec: spec.update(store={"dram": "4Gi"}, router={"port": 8001, "host": "127.0.0.1"}))
+        await world.settle()
+        told = world.condition("FieldsIgnored")
+        assert told["status"] == "True"
+        assert "spec.router and spec.store: for `tandem up` alone" in told["message"]
+        assert world.condition("Ready")["status"] == "True"
+        assert {pod["metadata"]["uid"] for pod in world.pods()} == pods
+        assert notes(world).count("FieldsIgnored") == 1
+        await world.edit(lambda spec: (spec.pop("store"), spec.pop("router")))
+        await world.settle()
+        assert "FieldsIgnored" not in {each.type for each in world.status.conditions}
+
+    in_world(story)
+
+
 def test_the_history_has_a_limit() -> None:
     async def story(world: World) -> None:
         for number in range(5):
