@@ -12,7 +12,7 @@ from control_plane.reconcile.conditions import ConditionUpdate, condition_update
 from control_plane.reconcile.desired_state import DesiredState, causes_before, rollout_state
 from control_plane.rollout import RolloutPlan, RolloutState, Verdict
 from tandem.kube.kinds import MODEL_SERVICE, Json
-from tandem.spec.service import RouterSpec
+from tandem.spec.service import ModelService, RouterSpec
 from tandem.spec.status import Condition, ModelServiceStatus, PoolStatus, RevisionStatus, RolloutStatus
 
 _RESTING: Final = ("WeightReached", "Paused")
@@ -20,6 +20,7 @@ HEARD_WITHIN_S: Final = 30.0
 """Seconds that a complete service waits for routers before it counts as ready. Routers learn of a change at once,
 after an outage of the API server within seconds; a broken router holds up no service for longer."""
 FIELDS_IGNORED: Final = "FieldsIgnored"
+NEXT_REVISION: Final = "AwaitsNextRevision"
 _OF_ONE_MACHINE: Final = {"router": RouterSpec(), "store": None}
 """Parts of a specification that are for a platform on one machine, with their defaults."""
 _NAMED_MAX: Final = 3
@@ -88,7 +89,10 @@ def service_status(
         pools=tuple(_pools(observed, goal)),
         rollout=_kept(state),
         conditions=conditions(
-            goal.status.conditions, (*_sayings(stands, ready), *_ignored(observed, installation)), generation, now
+            goal.status.conditions,
+            (*_sayings(stands, ready), *_notices(observed, goal, installation)),
+            generation,
+            now,
         ),
     )
 
@@ -156,16 +160,31 @@ def _sayings(stands: ServiceState, ready: ConditionUpdate) -> Iterator[Condition
         yield condition_update("Available", False, "NoRoutableRevision", "No revision has a worker in every pool.")
 
 
-def _ignored(observed: Observed, installation: Installation) -> Iterator[ConditionUpdate]:
-    """A condition for what the specification says in vain; none where it says nothing in vain."""
+def _notices(observed: Observed, goal: DesiredState, installation: Installation) -> Iterator[ConditionUpdate]:
+    """Conditions for what the specification says in vain, or for later; none where it says nothing of the kind."""
     service = observed.wish.service
-    if service is None or not installation.in_cluster:
+    if service is None:
+        return
+    if waiting := tuple(_waiting(service, goal)):
+        said = f"{'; '.join(waiting)}. Pods have their drain from their start, and are not replaced for another one."
+        yield condition_update(NEXT_REVISION, True, "DrainSeconds", said)
+    if not installation.in_cluster:
         return
     found = [name for name, said in _OF_ONE_MACHINE.items() if getattr(service.spec, name) != said]
     if found:
         names = " and ".join(f"spec.{name}" for name in found)
         why = "in a cluster routers and KV stores are the chart's (values router and kvStore)"
         yield condition_update(FIELDS_IGNORED, True, FIELDS_IGNORED, f"{names}: for `tandem up` alone; {why}.")
+
+
+def _waiting(service: ModelService, goal: DesiredState) -> Iterator[str]:
+    """Drain times that hold from the next revision: those of the target's pods are others."""
+    pools = goal.target.spec.get("pools", ()) if goal.target is not None else ()
+    running = {each["name"]: each.get("drainSeconds") for each in pools}
+    for pool in service.spec.pools:
+        has = running.get(pool.name)
+        if has is not None and has != pool.drain_seconds:
+            yield f"drainSeconds {pool.drain_seconds} of pool {pool.name} holds from the next revision (now {has})"
 
 
 def _revisions(observed: Observed, goal: DesiredState, weights: dict[str, int]) -> Iterator[RevisionStatus]:

@@ -71,7 +71,8 @@ class RolloutStatus(msgspec.Struct, frozen=True, rename="camel", omit_defaults=T
 
 
 class ModelServiceStatus(msgspec.Struct, frozen=True, rename="camel"):
-    """What there is. Conditions are Ready, Reconciling, Stalled, Available and FieldsIgnored."""
+    """What there is. Conditions are Ready, Reconciling, Stalled, Available, FieldsIgnored and
+    AwaitsNextRevision."""
 
     observed_generation: Number = 0
     url: _Word = ""

@@ -480,6 +480,23 @@ def test_what_means_nothing_in_a_cluster_is_told_and_restarts_nothing() -> None:
     in_world(story)
 
 
+def test_another_drain_holds_from_the_next_revision_and_the_condition_says_so() -> None:
+    async def story(world: World) -> None:
+        await world.edit(lambda spec: spec["pools"][1].update(drainSeconds=900))
+        await world.settle()
+        assert (
+            "drainSeconds 900 of pool decode holds from the next revision (now 120)"
+            in (world.condition("AwaitsNextRevision")["message"])
+        )
+        assert notes(world).count("AwaitsNextRevision") == 1
+        await world.edit(new_image("two"))
+        await world.settle()
+        assert "AwaitsNextRevision" not in {each.type for each in world.status.conditions}
+        assert {pod["spec"]["terminationGracePeriodSeconds"] for pod in world.pods("decode")} == {930}
+
+    in_world(story)
+
+
 def test_the_history_has_a_limit() -> None:
     async def story(world: World) -> None:
         for number in range(5):
