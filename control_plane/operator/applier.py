@@ -96,8 +96,11 @@ class Applier:
             writes += await self._guarded(refused, self._write(memory, obj, HANDOVER_MANAGER))
         for obj in plan.costs:
             writes += await self._guarded(refused, self._write(memory, obj, COST_MANAGER))
+        applied: set[Ref] = set()
         for obj in plan.apply:
-            writes += await self._guarded(refused, self._apply(memory, obj, stored(ref_of(obj))))
+            if await self._guarded(refused, self._apply(memory, obj, stored(ref_of(obj)))):
+                applied.add(ref_of(obj))
+        writes += len(applied)
         for deletion in plan.delete:
             if _stays(stored(deletion.ref), deletion.uid):
                 writes += await self._guarded(refused, self._delete(memory, deletion))
@@ -107,7 +110,7 @@ class Applier:
         written = {ref_of(obj) for obj in due}
         for note in plan.notes:
             # Of a status that waits it comes again.
-            if ref_of(note.about) in written:
+            if ref_of(note.about) in (applied if note.of_apply else written):
                 await self._recorder.record(note.about, note.kind, note.reason, note.sentence)
         if writes:
             memory.wrote_at = self._clock.now()

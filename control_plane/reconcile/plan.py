@@ -16,12 +16,13 @@ class Deletion:
 
 @dataclass(frozen=True)
 class PlannedEvent:
-    """An Event to be recorded about an object."""
+    """An Event to be recorded about an object, once its status is written; `of_apply`: once the object itself is."""
 
     about: Json
     kind: Literal["Normal", "Warning"]
     reason: str
     sentence: str
+    of_apply: bool = False
 
 
 @dataclass(frozen=True)

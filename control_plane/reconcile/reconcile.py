@@ -83,7 +83,7 @@ def reconcile(observed: Observed, now: float, installation: Installation) -> Pla
             *expired_records(observed, goal),
         ),
         statuses=statuses,
-        notes=notes,
+        notes=(*notes, *_undone(observed, goal)),
         requeue_after_s=_requeue(observed, rollout, now),
     )
 
@@ -119,6 +119,20 @@ def _pools(observed: Observed, goal: DesiredState, installation: Installation) -
             if authentication is not None:
                 yield authentication
             yield scaled_object(observed.name, pool, pool.autoscaling, owner, installation)
+
+
+def _undone(observed: Observed, goal: DesiredState) -> Iterator[PlannedEvent]:
+    """Events about pools whose number of workers was set from outside, though the service sets it. A service that was
+    edited after its status was written sets another number itself."""
+    if goal.status.observed_generation != observed.object["metadata"].get("generation", 0):
+        return
+    for pool in _spec_pools(goal):
+        wanted = observed.wanted(pool.name)
+        if pool.replicas is not None and wanted not in (None, pool.replicas):
+            said = f"{wanted} workers were asked for from outside; the ModelService says {pool.replicas}, which holds"
+            cure = f"change replicas of pool {pool.name} there, or leave it out to scale this object"
+            obj = observed.engine_pools[pool.name]
+            yield PlannedEvent(obj, "Warning", "ScaleUndone", f"{said}: {cure}.", of_apply=True)
 
 
 def _handovers(observed: Observed, goal: DesiredState) -> Iterator[Json]:

@@ -497,6 +497,21 @@ def test_another_drain_holds_from_the_next_revision_and_the_condition_says_so() 
     in_world(story)
 
 
+def test_scaling_a_pool_whose_number_the_service_says_is_undone_with_an_event() -> None:
+    async def story(world: World) -> None:
+        await world.edit(lambda spec: spec["pools"][1].update(replicas=4))
+        await world.settle()
+        assert "ScaleUndone" not in notes(world)
+        await world.scale("decode", 1)
+        await world.settle()
+        assert len(world.pods("decode", ready=True)) == 4
+        (event,) = (each for each in world.of(EVENT) if each["reason"] == "ScaleUndone")
+        assert event["regarding"]["kind"] == "EnginePool"
+        assert "1 workers were asked for from outside; the ModelService says 4" in event["note"]
+
+    in_world(story)
+
+
 def test_the_history_has_a_limit() -> None:
     async def story(world: World) -> None:
         for number in range(5):
