@@ -49,6 +49,8 @@ class Installation:
     """`NAME/KEY` of a Secret with the API key by which gates ask the routers, where those want one."""
     accelerator_label: str | None = None
     """Label of nodes whose value is the type of their accelerators, if this cluster has one."""
+    rollouts_at_once: int = 0
+    """Services that take over a changed default (an image, a Redis) at once, the oldest first; 0 for any number."""
     in_cluster: bool = True
     """Routers and stores are the installation's. Without a cluster (`tandem up`, Ray) they are the services' own."""
     cache_host_path: str | None = None

@@ -20,4 +20,4 @@ def read_desired_spec(obj: Json, installation: Installation) -> DesiredSpec:
         return DesiredSpec(None, problem=readable(str(error), obj))
     found = next(problems(service), None)
     whole = completed(service, installation)
-    return DesiredSpec(whole, revision_of(whole.spec), found)
+    return DesiredSpec(whole, revision_of(whole.spec), found, service)

@@ -37,6 +37,8 @@ class DesiredSpec:
     service: ModelService | None
     revision: str = ""
     problem: str | None = None
+    own: ModelService | None = None
+    """The service without the installation's defaults."""
 
 
 @dataclass(frozen=True)
@@ -145,6 +147,8 @@ class Observed:
     routers: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """Routers that take requests, by name, each with the revisions to which it gives new requests."""
     children: Mapping[Ref, Json] = field(default_factory=dict)
+    turns: int = 0
+    """Services that have to be done before this one may take over new defaults of the installation."""
     name_holder: str = ""
     """The service, as `namespace/name`, that has this one's model name; empty where nobody knows of others."""
 

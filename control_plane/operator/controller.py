@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 from control_plane.objects.installation import Installation
+from control_plane.objects.names import SERVICE
 from control_plane.objects.revisions import RevisionRecord, read_revision
 from control_plane.observe.desired_spec import read_desired_spec
 from control_plane.observe.observed import DesiredSpec, ModelFacts, Observed
@@ -14,14 +15,17 @@ from control_plane.operator.applier import Applier
 from control_plane.operator.health import RolloutHealth
 from control_plane.operator.mirror import Mirror
 from control_plane.reconcile import reconcile
+from control_plane.reconcile.desired_state import read_status
 from control_plane.reconcile.service_status import awaits_routers
+from control_plane.reconcile.turns import Standing, look_again_s, state_of, turns_until
 from control_plane.rollout import Health
 from tandem.core.clock import Clock
 from tandem.core.errors import TandemError
 from tandem.core.metrics import Meter
-from tandem.kube.kinds import Json, Ref
+from tandem.kube.kinds import CONTROLLER_REVISION, Json, Ref
 from tandem.kube.queue import WorkQueue
 from tandem.kube.recorder import EventRecorder
+from tandem.kube.store import key_of
 from tandem.process.logs import event
 
 _log = logging.getLogger(__name__)
@@ -76,6 +80,7 @@ class Controller:
         self._tools = tools
         self._wishes: dict[Key, tuple[tuple[str, int], DesiredSpec]] = {}
         self._records: dict[str, RevisionRecord] = {}
+        self._standings: dict[Key, tuple[tuple[str, str | None], Standing]] = {}
         self._health = RolloutHealth()
 
     async def work(self, key: Key) -> float | None:
@@ -100,7 +105,8 @@ class Controller:
         tools.meter.observe("tandem_operator_reconcile_seconds", tools.clock.now() - began)
         # Nothing in the cluster tells that a router has heard of something.
         unheard_s = _SOON_S if awaits_routers(observed) else None
-        waits = plan.requeue_after_s, tools.applier.waits_s(key), unheard_s
+        waiting_s = look_again_s(observed.turns, tools.installation.rollouts_at_once) if observed.turns else None
+        waits = plan.requeue_after_s, tools.applier.waits_s(key), unheard_s, waiting_s
         return min((each for each in waits if each is not None), default=None)
 
     def failed(self, key: Key, why: str) -> None:
@@ -122,7 +128,31 @@ class Controller:
             health=self._health_of(key, found),
             routers=tools.reports.routers(key),
             name_holder=tools.mirror.name_holder(obj),
+            turns=self._turns(key, obj),
         )
+
+    def _turns(self, key: Key, obj: Json) -> int:
+        """Services before this one in the line for new defaults."""
+        tools = self._tools
+        at_once = tools.installation.rollouts_at_once
+        if at_once == 0 or self._standing(key, obj).state != "waits":
+            return 0
+        line = (self._standing(key_of(each), each) for each in tools.mirror.services())
+        return turns_until("/".join(key), line, at_once)
+
+    def _standing(self, key: Key, obj: Json) -> Standing:
+        """Found out once per version of the service's object."""
+        version = obj["metadata"]["uid"], obj["metadata"].get("resourceVersion")
+        kept = self._standings.get(key)
+        if kept is None or kept[0] != version:
+            wish = self.wish(key, obj)
+            own = wish.own.spec if wish.own is not None and wish.problem is None else None
+            stored = self._tools.mirror.stores(key[0])[CONTROLLER_REVISION].labelled(SERVICE, key[1], key[0])
+            records = {record.name: record for record in map(self._record, stored)}
+            state = state_of(read_status(obj), own, wish.revision, records)
+            created = str(obj["metadata"].get("creationTimestamp", ""))
+            kept = self._standings[key] = (version, Standing(created, "/".join(key), state))
+        return kept[1]
 
     def _health_of(self, key: Key, observed: Observed) -> dict[str, Health]:
         names = sorted({each.revision for each in observed.workers})
@@ -152,5 +182,6 @@ class Controller:
 
     def _forget(self, key: Key) -> None:
         self._wishes.pop(key, None)
+        self._standings.pop(key, None)
         self._health.forget(key)
         self._tools.applier.forget(key)

@@ -27,6 +27,7 @@ from control_plane.rollout import (
     pool_target,
 )
 from tandem.core.config_facts import cannot_exchange
+from tandem.kube.kinds import Json
 from tandem.spec.pool import WHOLE, engine_of
 from tandem.spec.rollout import Rollout
 from tandem.spec.service import ModelService
@@ -57,14 +58,18 @@ class DesiredState:
     records: Mapping[str, RevisionRecord]
     blocked: Blocked | None
     status: ModelServiceStatus
+    awaits_turn: bool = False
+    """Whether the specification's revision is not the target yet because other services take over new defaults."""
 
 
 def desired_state_of(observed: Observed, installation: Installation) -> DesiredState:
     """The state that the service is to reach."""
-    status = read_status(observed)
+    status = read_status(observed.object)
     blocked = _blocked(observed, status)
     service = observed.wish.service
     records = {**_without_record(observed), **observed.records}
+    if blocked is None and service is not None and observed.turns and status.current_revision in records:
+        return DesiredState(service, records[status.current_revision], records, None, status, awaits_turn=True)
     if blocked is None and service is not None:
         revision = observed.wish.revision
         number = max((record.number for record in observed.records.values()), default=0) + 1
@@ -74,9 +79,9 @@ def desired_state_of(observed: Observed, installation: Installation) -> DesiredS
     return DesiredState(service, records.get(status.current_revision), records, blocked, status)
 
 
-def read_status(observed: Observed) -> ModelServiceStatus:
-    """The status of the service as it was last written; a status that cannot be read counts as empty."""
-    plain: Any = observed.object.get("status") or {}
+def read_status(obj: Json) -> ModelServiceStatus:
+    """The status of a ModelService as it was last written; a status that cannot be read counts as empty."""
+    plain: Any = obj.get("status") or {}
     try:
         return msgspec.convert(plain, ModelServiceStatus)
     except msgspec.ValidationError:

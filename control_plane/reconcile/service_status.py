@@ -1,7 +1,7 @@
 """The status of a ModelService."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from control_plane.objects.installation import Installation
@@ -20,6 +20,7 @@ HEARD_WITHIN_S: Final = 30.0
 """Seconds that a complete service waits for routers before it counts as ready. Routers learn of a change at once,
 after an outage of the API server within seconds; a broken router holds up no service for longer."""
 FIELDS_IGNORED: Final = "FieldsIgnored"
+AWAITS_TURN: Final = "AwaitsTurn"
 NEXT_REVISION: Final = "AwaitsNextRevision"
 _OF_ONE_MACHINE: Final = {"router": RouterSpec(), "store": None}
 """Parts of a specification that are for a platform on one machine, with their defaults."""
@@ -54,7 +55,11 @@ def service_state(observed: Observed, goal: DesiredState, plan: RolloutPlan | No
         kept = f" Revision {goal.target.name} goes on." if goal.target is not None else ""
         said = f"{goal.blocked.sentence}{kept}"
         return ServiceState(Verdict(goal.blocked.reason, said, stalled=True), available, asleep, causes)
-    return ServiceState(_STARTING if plan is None else plan.verdict, available, asleep, causes)
+    verdict = _STARTING if plan is None else plan.verdict
+    if goal.awaits_turn and verdict.done:
+        what = f"Revision {observed.wish.revision} takes over new defaults of the installation when its turn comes"
+        verdict = replace(verdict, reason=AWAITS_TURN, message=f"{verdict.message} {what}.")
+    return ServiceState(verdict, available, asleep, causes)
 
 
 def routable(observed: Observed, goal: DesiredState, revision: str) -> bool:
@@ -149,7 +154,7 @@ def _ready(
 def _sayings(stands: ServiceState, ready: ConditionUpdate) -> Iterator[ConditionUpdate]:
     verdict, said = stands.verdict, (ready.reason, ready.message)
     yield ready
-    reconciling = ready.status != "True" and not verdict.stalled
+    reconciling = (ready.status != "True" or verdict.reason == AWAITS_TURN) and not verdict.stalled
     yield condition_update("Reconciling", reconciling, *(said if reconciling else ("Settled", "")))
     yield condition_update("Stalled", verdict.stalled, *(said if verdict.stalled else ("Going", "")))
     if stands.available:

@@ -98,6 +98,7 @@ def test_workers_get_what_the_chart_has() -> None:
         scaler_secure=True,
         scaler_address=f"tandem-operator.{NAMESPACE}:9090",
         service_url=f"http://tandem-router.{NAMESPACE}:80",
+        rollouts_at_once=4,
     )
     assert full.worker_image == elsewhere
     assert full.image_pull_secrets == ("pull",)

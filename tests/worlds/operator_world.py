@@ -297,7 +297,7 @@ class World:
         operator writes meanwhile: what it has deleted is gone, and a pod whose Deployment went is collected."""
         for obj in self.of(DEPLOYMENT):
             labels = obj["spec"]["template"]["metadata"]["labels"]
-            pods = self.pods(labels[POOL], labels[REVISION])
+            pods = [each for each in self.pods(labels[POOL], labels[REVISION]) if labels_of(each) == labels]
             for _ in range(int(obj["spec"]["replicas"]) - len(pods)):
                 await self._start(obj, labels)
             pods.sort(key=self._rank)

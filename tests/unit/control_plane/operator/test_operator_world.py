@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from control_plane.objects.names import POOL, REVISION, labels_of
+from control_plane.objects.names import SERVICE as OF
 from tandem.apps.simulation.loop import run
 from tandem.kube.cluster import Selector
 from tandem.kube.kinds import (
@@ -29,6 +30,7 @@ from tandem.kube.kinds import (
 from tests.worlds.operator_world import NAME, NAMESPACE, NEVER_READY, NO_ROOM, REFUSED, TROUBLES, WRONG, World, notes
 
 CHILDREN = (CONFIG_MAP, CONTROLLER_REVISION, DEPLOYMENT, ENGINE_POOL, JOB, POD, POD_DISRUPTION_BUDGET, SERVICE)
+SMALL = ({"name": "prefill", "role": "prefill", "replicas": 1}, {"name": "decode", "role": "decode", "replicas": 1})
 Story = Callable[[World], Awaitable[None]]
 
 
@@ -508,6 +510,59 @@ def test_scaling_a_pool_whose_number_the_service_says_is_undone_with_an_event() 
         (event,) = (each for each in world.of(EVENT) if each["reason"] == "ScaleUndone")
         assert event["regarding"]["kind"] == "EnginePool"
         assert "1 workers were asked for from outside; the ModelService says 4" in event["note"]
+
+    in_world(story)
+
+
+@pytest.mark.parametrize("image", ["two", NEVER_READY])
+def test_services_take_over_a_new_default_some_at_once_and_all_in_the_end(image: str) -> None:
+    async def told() -> None:
+        world = World()
+        world.installation = replace(world.installation, rollouts_at_once=2)
+        names = [f"s{number}" for number in range(5)]
+        spec = {**world.spec, "pools": [{key: each[key] for key in each if key != "image"} for each in SMALL]}
+        for name in names:
+            metadata = {"name": name, "namespace": NAMESPACE}
+            await world.cluster.apply(
+                {"apiVersion": "tandem.dev/v1alpha1", "kind": "ModelService", "metadata": metadata, "spec": spec},
+                "user",
+            )
+
+        def revisions(name: str) -> set[str]:
+            return {labels_of(pod)[REVISION] for pod in world.pods() if labels_of(pod)[OF] == name}
+
+        def reasons() -> list[str]:
+            conditions = (each for obj in world.of(MODEL_SERVICE) for each in obj["status"]["conditions"])
+            return [each["reason"] for each in conditions if each["type"] == "Ready"]
+
+        try:
+            await world.settle()
+            assert reasons() == ["Complete"] * 5
+            world.installation = replace(world.installation, worker_image=image)
+            world.crash()
+            seen, end = list[int](), world.clock.now() + 1500
+            while world.clock.now() < end:
+                await world.tick()
+                seen.append(sum(len(revisions(name)) > 1 for name in names))
+            # One that is given up frees its place before the last of its pods are gone.
+            assert max(seen) <= (2 if image == "two" else 4)
+            assert reasons() == ["Complete" if image == "two" else "RolledBack"] * 5
+            asked = world.cluster.asked
+            await world.run(400)
+            assert world.cluster.asked == asked
+        finally:
+            await world.close()
+
+    run(lambda _loop: told())
+
+
+def test_an_edit_of_the_users_own_does_not_wait_for_others() -> None:
+    async def story(world: World) -> None:
+        world.installation = replace(world.installation, rollouts_at_once=1)
+        world.crash()
+        await world.edit(new_image("two"))
+        await world.settle()
+        assert images(world) == {"two"}
 
     in_world(story)
 

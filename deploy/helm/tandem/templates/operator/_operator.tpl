@@ -29,6 +29,7 @@
 {{- with .Values.telemetry.otlpEndpoint }}
 - --installation.otlp_endpoint={{ . }}
 {{- end }}
+- --rollouts_at_once={{ .Values.operator.rollout.maxConcurrent }}
 {{- with .Values.workers.serviceAccountName }}
 - --service_account={{ . }}
 {{- end }}

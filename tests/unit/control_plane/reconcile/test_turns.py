@@ -1,0 +1,67 @@
+"""Who takes over new defaults of an installation, and who waits."""
+
+import msgspec
+import pytest
+
+from control_plane.objects.revisions import RevisionRecord
+from control_plane.reconcile.turns import Standing, State, look_again_s, state_of, turns_until
+from tandem.spec.engine import EngineSpec
+from tandem.spec.pool import Pool
+from tandem.spec.revision import revision_of
+from tandem.spec.service import Spec
+from tandem.spec.status import Condition, ModelServiceStatus, RolloutStatus
+
+OWN = Spec(engine=EngineSpec(type="simulated"), pools=(Pool(name="both", role="unified"),))
+NEW = "abc"
+
+
+def with_image(image: str) -> Spec:
+    return msgspec.structs.replace(OWN, pools=(msgspec.structs.replace(OWN.pools[0], image=image),))
+
+
+def state(own: Spec = OWN, *, reconciling: bool = True, **status: object) -> State:
+    """Of a service that runs with image `one`."""
+    old = with_image("one")
+    current = revision_of(old)
+    record = RevisionRecord(current, 1, {}, msgspec.json.decode(msgspec.json.encode(old)))
+    condition = Condition("Reconciling", "True" if reconciling else "False", "x", "", "2026-01-01T00:00:00Z")
+    told = ModelServiceStatus(current_revision=current, conditions=(condition,), **status)  # type: ignore[arg-type]
+    return state_of(told, own, NEW, {current: record})
+
+
+def test_a_service_waits_where_nothing_but_defaults_has_changed() -> None:
+    assert state() == "waits"
+    assert state(with_image("mine")) == "", "its user gave it another image"
+    assert state(msgspec.structs.replace(OWN, redis="redis://other")) == ""
+    assert state_of(ModelServiceStatus(), OWN, NEW, {}) == "", "it has never run"
+
+
+def test_a_service_that_rests_or_has_failed_keeps_no_place() -> None:
+    assert state(update_revision=NEW) == "moves"
+    assert state(update_revision=NEW, reconciling=False) == ""
+    assert state(update_revision=NEW, rollout=RolloutStatus(failed_revision=NEW, failure_kind="deadline")) == ""
+    assert state(rollout=RolloutStatus(failed_revision="other", failure_kind="deadline")) == "waits"
+
+
+@pytest.mark.parametrize(
+    ("states", "at_once", "turns"),
+    [
+        (("waits", "waits", "waits"), 2, (0, 0, 1)),
+        (("moves", "waits", "waits"), 2, (0, 0, 1)),
+        (("waits", "moves", "moves"), 2, (1, 0, 0)),
+        (("waits", "", "waits"), 1, (0, 0, 1)),
+        # The bound was lowered meanwhile.
+        (("moves", "moves", "waits"), 1, (0, 0, 1)),
+        (("waits", "waits", "waits"), 0, (0, 0, 0)),
+    ],
+)
+def test_the_oldest_go_first(states: tuple[State, ...], at_once: int, turns: tuple[int, ...]) -> None:
+    line = [Standing(f"2026-01-0{number + 1}", f"x/s{-number}", each) for number, each in enumerate(states)]
+    assert tuple(turns_until(each.service, reversed(line), at_once) for each in line) == turns
+
+
+def test_a_long_line_is_looked_at_rarely() -> None:
+    """A thousand services in line, four at once: a few looks a second together."""
+    assert look_again_s(1, 4) == 5.0
+    assert look_again_s(10_000, 4) == 300.0
+    assert sum(1 / look_again_s(turns, 4) for turns in range(1, 1000)) < 10.0
