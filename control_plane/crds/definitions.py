@@ -60,6 +60,8 @@ _MODEL_SERVICE_COLUMNS: Final = [
     _column("Update", ".status.updateRevision"),
     _column("Weight", ".status.updateWeight", "integer"),
     _AGE,
+    _column("Workers", ".status.readyWorkers", "integer", priority=1),
+    _column("Wanted", ".status.wantedWorkers", "integer", priority=1),
     _column("URL", ".status.url", priority=1),
     _column("Message", _condition("Ready", "message"), priority=1),
 ]

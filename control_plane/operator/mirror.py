@@ -82,8 +82,12 @@ class Mirror:
 
     def services(self) -> Iterator[Json]:
         """All ModelServices."""
+        return self.objects(MODEL_SERVICE)
+
+    def objects(self, wanted: Kind) -> Iterator[Json]:
+        """All objects of a kind that is mirrored."""
         for (kind, _), reflector in self._reflectors.items():
-            if kind == MODEL_SERVICE:
+            if kind == wanted:
                 yield from reflector.store
 
     def service(self, key: Key) -> Json | None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from control_plane.operator.applier import Applier
+from control_plane.operator.condition_figures import condition_figures
 from control_plane.operator.controller import Controller, ControllerDeps
 from control_plane.operator.mirror import Mirror, Watched
 from control_plane.operator.model_facts import HubFacts
@@ -25,6 +26,7 @@ from tandem.core.entropy import Entropy
 from tandem.core.errors import TandemError
 from tandem.kube.cluster import Cluster
 from tandem.kube.election import Election
+from tandem.kube.kinds import ENGINE_POOL
 from tandem.kube.lease import LeaseSettings
 from tandem.kube.queue import WorkQueue
 from tandem.kube.recorder import EventRecorder
@@ -177,8 +179,12 @@ class OperatorService:
 
     def _metrics(self) -> Page:
         if self._parts is not None:
-            self._meter.set("tandem_operator_services", float(sum(1 for _ in self._parts.mirror.services())))
+            mirror, leads = self._parts.mirror, self._parts.election.leading
+            self._meter.set("tandem_operator_services", float(sum(1 for _ in mirror.services())))
             self._meter.set("tandem_operator_queue", float(len(self._queue)))
+            # One operator tells: every replica would tell the same.
+            figures = condition_figures(mirror.services(), mirror.objects(ENGINE_POOL)) if leads else {}
+            self._meter.replace("tandem_operator_condition", figures)
         return Page(200, self._meter.render())
 
 

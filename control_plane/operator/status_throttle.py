@@ -12,6 +12,8 @@ INTERIM_AFTER_S: Final = 1.0
 _COUNTS: Final = (
     "observedGeneration",
     "pools",
+    "readyWorkers",
+    "wantedWorkers",
     "replicas",
     "readyReplicas",
     "updatedReplicas",

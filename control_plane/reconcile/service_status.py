@@ -83,6 +83,7 @@ def service_status(
     stable = state.stable or ""
     update = goal.target.name if goal.target is not None and goal.target.name != stable else ""
     before = next((each for each in goal.status.conditions if each.type == "Ready"), None)
+    pools = tuple(_pools(observed, goal))
     ready = _ready(stands, causes_before(goal), _unheard(observed, weights), before, now)
     return ModelServiceStatus(
         observed_generation=generation,
@@ -91,7 +92,9 @@ def service_status(
         update_revision=update,
         update_weight=weights.get(update, 0) if update else None,
         revisions=tuple(_revisions(observed, goal, weights)),
-        pools=tuple(_pools(observed, goal)),
+        ready_workers=sum(pool.ready_replicas for pool in pools),
+        wanted_workers=sum(observed.wanted(pool.name) or 0 for pool in pools),
+        pools=pools,
         rollout=_kept(state),
         conditions=conditions(
             goal.status.conditions,

@@ -170,6 +170,12 @@ _METRICS: Final = (
     Metric("tandem_operator_leads", "gauge", "1 while this operator holds the Lease."),
     Metric("tandem_operator_services", "gauge", "ModelServices that are looked after."),
     Metric("tandem_operator_queue", "gauge", "ModelServices that wait to be looked at."),
+    Metric(
+        "tandem_operator_condition",
+        "gauge",
+        "Conditions of ModelServices and, by pool, of EnginePools: Ready of each, others while they hold.",
+        ("service", "pool", "condition"),
+    ),
     Metric("tandem_operator_reconciles_total", "counter", "Looks at a ModelService, by their end.", ("outcome",)),
     Metric("tandem_operator_reconcile_seconds", "histogram", "How long a look takes, writes included.", (), _MS),
     Metric("tandem_operator_writes_total", "counter", "Writes to the API server, Events not counted."),

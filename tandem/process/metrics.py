@@ -5,7 +5,7 @@ for the scrape does: a report is one dictionary update, several times cheaper th
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, generate_latest, make_wsgi_app
@@ -62,6 +62,13 @@ class PrometheusMeter:
         if key not in self._values or METRICS[name].kind != "gauge":
             check_metric(name, "gauge", labels)
         self._values[key] = value
+
+    def replace(self, name: str, values: Mapping[tuple[str, ...], float]) -> None:
+        """A gauge has these values, by its labels, and no others."""
+        for key in [key for key in self._values if key[0] == name and key[1] not in values]:
+            del self._values[key]
+        for labels, value in values.items():
+            self.set(name, value, *labels)
 
     def observe(self, name: str, value: float, *labels: str) -> None:
         histogram = self._histograms.get((name, labels))

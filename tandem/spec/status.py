@@ -82,6 +82,10 @@ class ModelServiceStatus(msgspec.Struct, frozen=True, rename="camel"):
     """What is being rolled out; empty when nothing is."""
     update_weight: Annotated[int, Meta(ge=0, le=100)] | None = None
     """Percentage of new requests that it has."""
+    ready_workers: Number = 0
+    """Workers of all pools that take work."""
+    wanted_workers: Number = 0
+    """Workers that all pools are to have."""
     revisions: Annotated[tuple[RevisionStatus, ...], Meta(max_length=32, extra_json_schema=LIST_BY_NAME)] = ()
     pools: Annotated[tuple[PoolStatus, ...], Meta(max_length=32, extra_json_schema=LIST_BY_NAME)] = ()
     rollout: RolloutStatus | None = None

@@ -14,7 +14,7 @@ from control_plane.crds.definitions import definitions
 from control_plane.operator.service import OperatorService
 from control_plane.operator.settings import OperatorSettings
 from tandem.core.errors import TandemError
-from tandem.kube.kinds import DEPLOYMENT, LEASE, MODEL_SERVICE, Json
+from tandem.kube.kinds import DEPLOYMENT, LEASE, MODEL_SERVICE, Json, ref_of
 from tandem.kube.memory_cluster import MemoryCluster
 from tandem.process.health import Health
 from tandem.process.logs import EventLines
@@ -120,6 +120,11 @@ async def test_it_tells_how_it_is() -> None:
         assert "\ntandem_operator_leads 1.0" in text
         assert "\ntandem_operator_services 1.0" in text
         assert 'tandem_operator_reconciles_total{outcome="done"}' in text
+        assert 'tandem_operator_condition{condition="Ready",pool="",service="' in text
+        await cluster.delete(ref_of(cluster.objects(MODEL_SERVICE)[0], MODEL_SERVICE))
+        await until(lambda: not cluster.objects(MODEL_SERVICE))
+        await asyncio.sleep(0.1)
+        assert "tandem_operator_condition{" not in (await replica.page("/metrics"))[1], "its figures go with it"
         assert (await replica.page("/nothing"))[0] == 404
 
 
