@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterable, Iterator
 from typing import Final
 
@@ -186,3 +187,76 @@ def percentile(times: Iterable[float]) -> float:
     """That of the SLO."""
     ordered = sorted(times)
     return ordered[min(len(ordered) - 1, len(ordered) * SLO["percentile"] // 100)]
+
+
+def alone(name: str, worker: Json | None = None, **spec: Json) -> Json:
+    """A service of one worker, whose container and pod are changed so."""
+    template = {"spec": {**spec, **({"containers": [{"name": "worker", **worker}]} if worker else {})}}
+    pools = [{"name": "both", "role": "unified", "drainSeconds": 10, "template": template}]
+    return simulated(name, {"pools": pools})
+
+
+MISFORTUNES: Final = {
+    "no-secret": (
+        alone("no-secret", {"env": [{"name": "X", "valueFrom": {"secretKeyRef": {"name": "none", "key": "k"}}}]}),
+        "ContainerNotStarted",
+        ("Pod no-secret-both-", ", container worker: CreateContainerConfigError: ", "none"),
+    ),
+    "crashes": (
+        alone("crashes", {"env": [{"name": "TANDEM_SIMULATED__BASE_S", "value": "slow"}]}),
+        "ContainerCrashes",
+        ("Pod crashes-both-", ", container worker: it ended with status ", "base_s"),
+    ),
+    "no-quota": (
+        alone("no-quota", {"resources": {"limits": {"example.com/part": "1"}}}),
+        "PodsRefused",
+        ("Deployment no-quota-both-", "the API server refuses its pods: forbidden: exceeded quota: parts"),
+    ),
+    "no-node": (
+        alone("no-node", nodeSelector={"example.com/room": "nowhere"}),
+        "InsufficientCapacity",
+        ("Pod no-node-both-", "no node has room: node(s) didn't match Pod's node affinity/selector"),
+    ),
+}
+
+
+def test_what_keeps_workers_from_coming_up_is_told_soon_and_once(platform: Platform) -> None:
+    """As kubelet, scheduler, controllers and admission of a real cluster say it."""
+    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "parts"}}
+    platform.admin.applied({**quota, "spec": {"hard": {"requests.example.com/part": "0"}}}, platform.namespace)
+    begun, told_s = time.monotonic(), dict[str, float]()
+
+    def all_told() -> bool:
+        for name, (_, reason, words) in MISFORTUNES.items():
+            ready = ready_of(platform.get(name))
+            if ready.get("reason") == reason and all(word in ready["message"] for word in words):
+                told_s.setdefault(name, time.monotonic() - begun)
+        return len(told_s) == len(MISFORTUNES)
+
+    try:
+        for service, _, _ in MISFORTUNES.values():
+            platform.apply(service)
+        try:
+            platform.until(all_told, "not everything is told", 90.0)
+        except AssertionError as error:
+            raise AssertionError(f"{error}: {[ready_of(platform.get(name)) for name in MISFORTUNES]}") from error
+        sys.stdout.write(f"told after: { {name: round(after_s) for name, after_s in told_s.items()} }\n")
+        versions = {name: platform.get(name)["metadata"]["resourceVersion"] for name in MISFORTUNES}
+        time.sleep(10.0)
+        for name in MISFORTUNES:
+            assert platform.get(name)["metadata"]["resourceVersion"] == versions[name], "nothing new is no news"
+        events = platform.admin.items(f"/apis/events.k8s.io/v1/namespaces/{platform.namespace}/events")
+        for name, (_, reason, _) in MISFORTUNES.items():
+            about = [each for each in events if each["regarding"].get("name") == name and each["reason"] == reason]
+            assert len(about) == 1, about
+    finally:
+        for name in MISFORTUNES:
+            platform.delete(name)
+        path = f"/api/v1/namespaces/{platform.namespace}/resourcequotas/parts"
+        platform.admin.ask("DELETE", path)
+
+
+def ready_of(service: Json) -> Json:
+    """The Ready condition of a service; empty before it has one."""
+    stated = (service.get("status") or {}).get("conditions") or ()
+    return next((each for each in stated if each["type"] == "Ready"), {})
