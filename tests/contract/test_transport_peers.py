@@ -110,7 +110,7 @@ async def dial(address: str) -> socket.socket:
 async def hung_up(sock: socket.socket) -> bytes:
     """Everything until the other side closes."""
     loop, data = asyncio.get_running_loop(), b""
-    async with asyncio.timeout(5.0):
+    async with asyncio.timeout(60.0):
         with suppress(ConnectionError):
             while piece := await loop.sock_recv(sock, 65536):
                 data += piece
