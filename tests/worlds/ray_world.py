@@ -23,6 +23,7 @@ from control_plane.reports.wire import (
 from router.discovery.pods import SELECTED, WorkerPod, worker_of
 from tandem.apps.ray.gates import Comparison
 from tandem.apps.ray.hub import Hub
+from tandem.apps.ray.hub_store import STATE
 from tandem.apps.ray.options import RaySettings
 from tandem.apps.ray.pods import NAMESPACE
 from tandem.apps.ray.serving import AppState, RevisionApp, RouterTold, WorkerTold
@@ -82,6 +83,10 @@ class Life:
     async def running(self) -> Mapping[str, AppState]:
         self._check()
         return await self._world.serving.running()
+
+    async def routers(self) -> tuple[str, ...]:
+        self._check()
+        return await self._world.serving.routers()
 
     async def deploy(self, app: RevisionApp) -> None:
         # As bytes, as it travels.
@@ -148,8 +153,10 @@ class RayWorld:
     dies_after: frozenset[int] = frozenset()
     lives: int = 0
     demand: dict[str, Demand] = field(default_factory=dict)
-    verdicts: list[int] = field(default_factory=list)
-    """Exit statuses of comparisons to come; 0 where there is none."""
+    over: bool = False
+    """Whether the last hub has come to its end; it is still `hub`."""
+    verdicts: list[int | OSError] = field(default_factory=list)
+    """Exit statuses of comparisons to come, and why they cannot be made; 0 where there is none."""
     compared: list[Comparison] = field(default_factory=list)
     hub: Hub | None = None
     _life: Life | None = None
@@ -172,7 +179,8 @@ class RayWorld:
         return Hub(RaySettings(), life, life, self.clock, entropy, make_poller=poller, verify=verify or self._verify)
 
     async def live(self) -> None:
-        """One life of the hub after the other. An error of its own, that is no crash, ends the world."""
+        """One life of the hub after the other, until one is over. An error of its own, that is no crash, ends the
+        world."""
         while True:
             self.lives += 1
             self._ended.clear()
@@ -188,7 +196,11 @@ class RayWorld:
                 ended.cancel()
                 results = await asyncio.gather(running, ended, return_exceptions=True)
             error = results[0]
-            if isinstance(error, BaseException) and not _is_crash(error):
+            if error is None:
+                self.over = True
+                self.kept.pop(STATE)
+                return
+            if not _is_crash(error):
                 raise error
             self.hub = None
             await asyncio.sleep(BACK_S)
@@ -214,7 +226,10 @@ class RayWorld:
     async def _verify(self, comparison: Comparison) -> int:
         self.compared.append(comparison)
         await asyncio.sleep(3.0)
-        return self.verdicts.pop(0) if self.verdicts else 0
+        verdict = self.verdicts.pop(0) if self.verdicts else 0
+        if isinstance(verdict, OSError):
+            raise verdict
+        return verdict
 
     # -- Replicas -------------------------------------------------------------------------------------------------
 

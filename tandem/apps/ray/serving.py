@@ -124,6 +124,12 @@ class RouterTold(msgspec.Struct, frozen=True, kw_only=True):
     """The last report of this router."""
 
 
+def state_of(told: WorkerTold | RouterTold) -> str:
+    """In one word, as a registry of platforms names it."""
+    leaving = told.leaving if isinstance(told, RouterTold) else told.leaving_s is not None
+    return "draining" if leaving else "ready" if told.ready else "starting"
+
+
 class Orders(msgspec.Struct, frozen=True):
     """The hub's answer to a worker's report."""
 
@@ -140,6 +146,10 @@ class Serving(Protocol):
 
     async def running(self) -> Mapping[str, AppState]:
         """Tandem's own applications of workers, by name, those that are being deleted included."""
+        ...
+
+    async def routers(self) -> tuple[str, ...]:
+        """Names of the applications of Tandem's routers. Where Serve does not run there is none."""
         ...
 
     async def deploy(self, app: RevisionApp) -> None:

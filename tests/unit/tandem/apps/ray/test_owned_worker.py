@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tandem.apps.ray.owned_worker import OwnedWorker
+from tandem.apps.ray.owned_worker import OwnedWorker, run_to_end
 from tandem.apps.ray.serving import Orders, WorkerTold
 from tandem.core.errors import TandemError
 from tandem.process.processes import Command
@@ -103,3 +103,11 @@ async def test_a_hub_that_is_away_hears_it_later(tmp_path: Path) -> None:
             await asyncio.sleep(0.05)
     stage.hub.away = True
     await stage.worker.leave(2.0)
+
+
+async def test_what_runs_to_its_end_hangs_on_a_pipe_of_this_process(tmp_path: Path) -> None:
+    program = "import os, stat, sys; sys.exit(0 if stat.S_ISFIFO(os.fstat(0).st_mode) else 3)"
+    await run_to_end(Command("fetch", [sys.executable, "-c", program], dict(os.environ)), tmp_path)
+    with pytest.raises(TandemError, match="fetch ended with status 4") as failed:
+        await run_to_end(Command("fetch", [sys.executable, "-c", "exit(4)"], dict(os.environ)), tmp_path)
+    assert failed.value.code == "bad_model"
