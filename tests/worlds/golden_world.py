@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from hashlib import blake2b
 
 import msgspec
 import pytest
@@ -19,6 +18,7 @@ from tandem.apps.simulation.world import World, WorldSettings, script
 from tandem.core.messages import Pin
 from tandem.core.slo import Slo
 from tandem.core.spans import Span
+from tests.worlds.golden import digest
 
 _LIMIT_S = 1000.0
 Wish = Callable[[Generation, int], Generation]
@@ -111,9 +111,8 @@ def _clients(world: World) -> list[str]:
 
 
 def _client(outcome: Outcome, story: Sequence[str]) -> str:
-    digest = blake2b("\n".join(story).encode(), digest_size=6).hexdigest()
     end = f"{outcome.end} {outcome.error}".strip()
-    return f"{outcome.request_id}: {end} after {outcome.ended_s or 0.0:.4f} s, {len(story)} lines, {digest}"
+    return f"{outcome.request_id}: {end} after {outcome.ended_s or 0.0:.4f} s, {len(story)} lines, {digest(story)}"
 
 
 def _spelled(what: str | Span) -> str:
