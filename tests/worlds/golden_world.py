@@ -24,7 +24,7 @@ _LIMIT_S = 1000.0
 Wish = Callable[[Generation, int], Generation]
 
 
-class _Meter(CountingMeter):
+class GoldenMeter(CountingMeter):
     """Keeps gauges and histograms, too."""
 
     def __init__(self) -> None:
@@ -70,10 +70,10 @@ def told(
     """
     worlds: list[World] = []
     usual = client._generation
-    meters: list[_Meter] = []
+    meters: list[GoldenMeter] = []
 
-    def meter() -> _Meter:
-        meters.append(_Meter())
+    def meter() -> GoldenMeter:
+        meters.append(GoldenMeter())
         return meters[-1]
 
     def wished(request: client.SimRequest, ground: client.ClientEnvironment) -> Generation:
@@ -96,7 +96,7 @@ def told(
     with quiet_logs():
         run(main, limit_s=_LIMIT_S)
     (world,) = worlds
-    return [*_platform(world), *_clients(world), *_figures(meters[0])]
+    return [*_platform(world), *_clients(world), *figures(meters[0])]
 
 
 def _platform(world: World) -> list[str]:
@@ -126,7 +126,7 @@ def _rounded(value: object) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-def _figures(meter: _Meter) -> list[str]:
+def figures(meter: GoldenMeter) -> list[str]:
     observed = meter.observed
     return [
         *(f"{_name(key)} {value:.6g} in {observed[key]}" for key, value in sorted(meter.sums.items())),
