@@ -55,7 +55,7 @@ class SteppedPool(ThreadPool):
         _settle(job.done, outcome, error)
 
     async def close(self, within_s: float) -> None:
-        while self._lanes:
+        while self._lanes:  # noqa: ASYNC110
             await asyncio.sleep(_JOB_S)
         self._closing = True
 

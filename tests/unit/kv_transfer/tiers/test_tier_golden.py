@@ -1,9 +1,9 @@
 """A worker's tiers through a whole life on a disk that fails, fills up, rots and is found again.
 
-Every block that comes back has its own bytes; routers are told exactly what is there; no more files are kept than were
-allowed, none stays open and no slot of the engine stays held. And each life is the one that was written down, down to
-the reads and writes of the disk: what is kept, evicted, moved and given up is not another after a change that is to
-change nothing.
+Every block that comes back has its own bytes; routers are told exactly what is there; no more files are kept than
+were allowed, none stays open and no slot of the engine stays held. And each life is the one that was written down,
+down to the reads and writes of the disk: what is kept, evicted, moved and given up is not another after a change that
+is to change nothing.
 """
 
 import pytest
