@@ -623,6 +623,23 @@ async def test_a_file_that_is_being_made_when_the_disk_is_given_up_is_closed(tmp
         await until(lambda: b.tiers.usable)
 
 
+async def test_what_waited_for_its_turn_is_not_written_to_a_disk_that_was_given_up_meanwhile(tmp_path: Path) -> None:
+    """Its file would be opened once more when the disk is looked at again, and the first descriptor never closed."""
+    async with failing(tmp_path, retry_s=30.0, retry_max_s=30.0) as (b, disk):
+        usual = disk.check
+
+        def once(what: str) -> None:
+            if what == "write":
+                disk.check = usual  # type: ignore[method-assign]
+                raise OSError(errno.EIO, "drawn")
+
+        disk.check = once  # type: ignore[method-assign]
+        await b.keep(NAMES)
+        assert not b.tiers.usable
+        assert b.tiers.where(NAMES) == ()
+        await until(lambda: disk.open_files == 0)
+
+
 async def test_a_directory_that_cannot_be_had_is_tried_again(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     async with stage("nvme", tmp_path / "file", usable=False, retry_s=0.02) as b:
