@@ -207,7 +207,17 @@ class Hub:
             for told in self._routers.all()
         ]
         members += [
-            MemberEntry(told.name, told.role, told.pid or None, _state(told), told.address, told.metrics, 0)
+            MemberEntry(
+                told.name,
+                told.role,
+                told.pid or None,
+                _state(told),
+                told.address,
+                told.metrics,
+                0,
+                told.service,
+                told.pool,
+            )
             for told in self._kubelet.workers()
         ]
         url = self._settings.url or self._routers.url() or ""
