@@ -7,6 +7,7 @@ import psutil
 
 from tandem.apps.client.http import Target
 from tandem.apps.ray.hub_client import HUB, NAMESPACE
+from tandem.apps.ray.serving import ROUTERS
 from tandem.spec.service import ModelService
 from tests.ray.asking import answered, eventually
 from tests.ray.conftest import HTTP_PORT, RayStage, begin_serve
@@ -27,7 +28,7 @@ async def test_the_hub_ends_after_serve_was_shut_down(ray_stage: RayStage) -> No
     import ray
     from ray import serve
 
-    from tandem.apps.ray.application import ROUTERS, router_application
+    from tandem.apps.ray.application import router_application
     from tandem.apps.ray.hub_actor import make_hub
     from tandem.apps.ray.hub_client import hub_of_this_cluster
     from tandem.apps.ray.options import RaySettings

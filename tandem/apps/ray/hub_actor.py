@@ -43,6 +43,7 @@ class HubActor:
         set_up_logs(json_lines=False)
         self._clock, self._store = SystemClock(), RayStore()
         self._serving = RayServing(settings.vllm_python)
+        self._settings = settings
         self._hub = Hub(settings, self._serving, self._store, self._clock, SystemEntropy())
         self._run = asyncio.create_task(self._hub.run(), name="hub")
         self._asked_to_end = asyncio.Event()
@@ -104,6 +105,10 @@ class HubActor:
 
     async def want(self, service: ModelService) -> str:
         return await self._hub.want(service)
+
+    async def settings(self) -> RaySettings:
+        """What the hub was told when it was made first."""
+        return self._settings
 
     async def scale(self, service: str, counts: Mapping[str, int]) -> None:
         await self._hub.scale(service, counts)
