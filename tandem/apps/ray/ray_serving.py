@@ -97,9 +97,12 @@ class RayServing:
         beside the hub."""
         return await self._serve.run("say what runs", _ASK_S, partial(_state_if_any, name))
 
-    async def routers(self) -> tuple[RouterApp, ...]:
-        """The applications of Tandem's routers, those that are being deleted included. Where Serve does not run there
-        is none."""
+    async def routers(self) -> tuple[str, ...]:
+        """Names of the applications of Tandem's routers. Where Serve does not run there is none."""
+        return tuple(each.name for each in await self.router_apps())
+
+    async def router_apps(self) -> tuple[RouterApp, ...]:
+        """The applications of Tandem's routers, those that are being deleted included."""
         return await self._serve.run("say what runs", _ASK_S, _of_routers)
 
     async def others(self) -> tuple[str, ...]:
@@ -148,8 +151,8 @@ class RayCluster:
     def __init__(self, make_hub: Callable[[RaySettings], object]) -> None:
         self._make_hub = make_hub
         self._ray = OneThread("commands")
-        self._serving = RayServing()
-        self.routers, self.state, self.others = self._serving.routers, self._serving.state, self._serving.others
+        serving = RayServing()
+        self.routers, self.state, self.others = serving.router_apps, serving.state, serving.others
 
     async def nodes(self) -> ClusterNodes:
         return await self._ray.run("name its nodes", _NAME_S, cluster.cluster_nodes)
