@@ -27,34 +27,40 @@ async def answered(at: Target, model: str, content: str, max_tokens: int = 12, w
     """The first answer: until workers are there requests are refused."""
 
     async def ask() -> Any:
-        try:
-            status, answer = await chat(at, model, content, max_tokens)
-        except TandemError:
-            return None
+        status, answer = await chat(at, model, content, max_tokens)
         return answer if status == 200 else None
 
     return await eventually(ask, within_s)
 
 
 async def listed(at: Target, path: str) -> list[dict[str, Any]]:
-    """The `data` of a list."""
+    """The `data` of a list. Raises `link_lost` for any other answer: the ingress has no router at first."""
     status, answer = await send_request(at, "GET", path)
-    assert status == 200, answer
+    if status != 200:
+        raise TandemError("link_lost", f"{path} is answered with {status}: {answer[:200]!r}")
     found: list[dict[str, Any]] = msgspec.json.decode(answer)["data"]
     return found
 
 
 async def eventually(look: Callable[[], Awaitable[Any]], within_s: float = 60.0) -> Any:
-    """The first result of `look` that is not empty."""
-    async with asyncio.timeout(within_s):
-        while True:
-            if found := await look():
-                return found
-            await asyncio.sleep(0.1)
+    """The first result of `look` that is not empty; what is not there to be asked is asked again. Raises
+    `TimeoutError` with the last reason."""
+    last = "nothing was found"
+    try:
+        async with asyncio.timeout(within_s):
+            while True:
+                try:
+                    if found := await look():
+                        return found
+                except TandemError as error:
+                    last = str(error)
+                await asyncio.sleep(0.1)
+    except TimeoutError:
+        raise TimeoutError(f"not within {within_s:g} s: {last}") from None
 
 
 async def end_hub() -> None:
-    """Kill the hub, or its stand-in, and forget what it has kept: the next module has one of its own."""
+    """Kill the hub, or its stand-in, if there is one, and forget what it has kept: each module has one of its own."""
     import ray
 
     from tandem.apps.ray.hub_client import HUB, NAMESPACE

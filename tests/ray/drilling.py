@@ -85,17 +85,12 @@ class Drilled:
         if [each.state for each in routers] != ["ready"] * 2:
             return False
         for router in routers:
-            try:
-                workers = await listed(target_of(router), "/v1/workers")
-            except TandemError:
-                return False
+            workers = await listed(target_of(router), "/v1/workers")
             roles = [each["role"] for each in workers if each["state"] == "ready"]
             fitting = all(each["revision"] == revision for each in workers) or revision is None
             if not fitting or {role: roles.count(role) for role in counts} != counts or len(workers) != len(roles):
                 return False
-        with suppress(TandemError):
-            return bool(await listed(self.session.target, "/v1/models"))
-        return False
+        return bool(await listed(self.session.target, "/v1/models"))
 
     # -- Load -----------------------------------------------------------------------------------------------------
 

@@ -17,11 +17,11 @@ import pytest_asyncio
 from tandem.apps.chaos.client import RESUMES
 from tandem.apps.chaos.drill.session import Bounds, open_session
 from tandem.apps.cli import drill_settings
+from tandem.apps.client.http import Target
 from tandem.apps.ray.hub_client import HUB, NAMESPACE, HubClient
 from tandem.apps.ray.serving import ROUTERS
-from tandem.core.errors import TandemError
 from tandem.spec.service import ModelService
-from tests.ray.asking import eventually, listed
+from tests.ray.asking import end_hub, eventually, listed
 from tests.ray.conftest import HTTP_PORT, RayStage, address_of
 from tests.ray.drilling import STREAMS, WHOLE_S, Drilled, at, ended, going_on, names_of, segments, target_of
 
@@ -63,6 +63,7 @@ async def drilled(ray_stage: RayStage) -> AsyncIterator[Drilled]:
     from tandem.apps.ray.options import RaySettings
     from tandem.apps.ray.router_replica import RouterPlan
 
+    await end_hub()  # One that serves nothing any more may be about to end.
     make_hub(RaySettings())
     hub = hub_of_this_cluster()
     await hub.call("want", msgspec.convert(SERVICE, ModelService), within_s=60)
@@ -83,10 +84,9 @@ async def _serves(hub: HubClient) -> bool:
     workers = [each for each in entry.members if each.role in POOLS and each.state == "ready"]
     if len(routers) < 2 or len(workers) < 4:
         return False
-    try:
-        return all([await listed(target_of(each), "/v1/models") for each in routers])
-    except TandemError:
-        return False
+    # The ingress learns of routers some time after they listen.
+    doors = (*(target_of(each) for each in routers), Target("127.0.0.1", HTTP_PORT, False, ""))
+    return all([await listed(each, "/v1/models") for each in doors])
 
 
 @pytest.mark.asyncio(loop_scope="module")
@@ -134,7 +134,8 @@ async def test_the_head_s_state_is_away_and_serve_s_controller_dies(drilled: Dri
         held = await drilled.holding(load, names_of(workers))
         await asyncio.to_thread(head.kill_gcs_server)
         await going_on(load)
-        await asyncio.to_thread(head.start_gcs_server)
+        # Not in a thread: what Ray starts dies with the thread that has started it.
+        head.start_gcs_server()
         os.kill(pid, signal.SIGKILL)
         await ended([pid])
         await going_on(load)
@@ -178,7 +179,7 @@ async def test_a_revision_is_rolled_over(drilled: Drilled) -> None:
     revisions: dict[str, str] = {}
     async with drilled.under_load() as load:
         held = await drilled.holding(load, names_of(await drilled.members(*POOLS)))
-        await _note_revisions(drilled, revisions)
+        await eventually(lambda: _note_revisions(drilled, revisions))
         (before,) = set(revisions.values())
         wanted = await drilled.hub.call("want", msgspec.convert(changed, ModelService), within_s=60)
         assert wanted != before
@@ -201,9 +202,10 @@ async def test_a_revision_is_rolled_over(drilled: Drilled) -> None:
     assert not [pair for pair in pairs if revisions[pair[0]] != revisions[pair[1]]]
 
 
-async def _note_revisions(drilled: Drilled, revisions: dict[str, str]) -> None:
+async def _note_revisions(drilled: Drilled, revisions: dict[str, str]) -> bool:
     for each in await listed(drilled.session.target, "/v1/workers"):
         revisions[each["id"]] = each["revision"]
+    return bool(revisions)
 
 
 def _pairs(stories: dict[str, Any]) -> list[tuple[str, str]]:

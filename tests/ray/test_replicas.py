@@ -86,8 +86,13 @@ async def platform(ray_stage: RayStage) -> AsyncIterator[Platform]:
 async def test_chat_through_haproxy_by_prefill_and_decode(platform: Platform) -> None:
     answer = await answered(URL, "sim", "one two three " * 30)
     assert answer["usage"]["completion_tokens"] == 12
-    workers = await listed(URL, "/v1/workers")
-    assert sorted(each["role"] for each in workers) == ["decode", "decode", "prefill", "prefill"]
+
+    async def known() -> list[Any] | None:
+        """By whichever router is asked."""
+        found = await listed(URL, "/v1/workers")
+        return found if sorted(each["role"] for each in found) == ["decode"] * 2 + ["prefill"] * 2 else None
+
+    workers = await eventually(known)
     told, routers = await platform.hub.told.remote()
     assert len({each.node for each in routers}) == 2
     assert {each.address for each in told} == {each["address"].removeprefix("tcp://") for each in workers}

@@ -20,6 +20,7 @@ from kv_transfer.index.redis_publisher import RedisPublisher
 from kv_transfer.index.redis_settings import RedisSettings
 from tandem.apps.cli.ports import free_port
 from tandem.apps.simulation.redis_node import RedisNode
+from tandem.core.clock import Clock
 from tandem.core.kv import Layout
 from tandem.core.messages import PROTOCOL_VERSION, Hello
 from tandem.core.metrics import NullMeter
@@ -141,10 +142,12 @@ def hello(name: str, epoch: int = 1, role: str = "unified") -> Hello:
 class Holder:
     """What keeps blocks in a test, and tells of them."""
 
-    def __init__(self, name: str, settings: RedisSettings, connect: Connect, epoch: int = 1) -> None:
+    def __init__(
+        self, name: str, settings: RedisSettings, connect: Connect, epoch: int = 1, clock: Clock | None = None
+    ) -> None:
         self.held: dict[str, dict[bytes, None]] = {"hbm": {}, "dram": {}, "nvme": {}}
         self.publisher = RedisPublisher(
-            settings, hello(name, epoch), self._names, SystemClock(), NullMeter(), connect
+            settings, hello(name, epoch), self._names, clock or SystemClock(), NullMeter(), connect
         )
 
     def _names(self) -> Mapping[str, Sequence[bytes]]:
@@ -165,8 +168,10 @@ def index_of(server: RedisServer | StandIn, settings: RedisSettings) -> RedisInd
     return RedisIndex(settings, NullMeter(), server.connect(settings))
 
 
-def holder_of(server: RedisServer | StandIn, name: str, settings: RedisSettings, epoch: int = 1) -> Holder:
-    return Holder(name, settings, server.connect(settings), epoch)
+def holder_of(
+    server: RedisServer | StandIn, name: str, settings: RedisSettings, epoch: int = 1, clock: Clock | None = None
+) -> Holder:
+    return Holder(name, settings, server.connect(settings), epoch, clock)
 
 
 @asynccontextmanager
