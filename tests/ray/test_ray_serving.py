@@ -14,6 +14,7 @@ import yaml
 
 from tandem.apps.client.http import Target
 from tandem.apps.ray.hub_client import HubClient
+from tandem.apps.ray.serving import ROUTERS
 from tandem.spec.service import ModelService
 from tests.ray.asking import answered, end_hub, eventually, listed
 from tests.ray.conftest import HTTP_PORT, RayStage
@@ -58,7 +59,7 @@ async def texts(at: Target) -> list[tuple[str, int]]:
 async def hub(ray_stage: RayStage) -> AsyncIterator[HubClient]:
     from ray import serve
 
-    from tandem.apps.ray.application import ROUTERS, router_application
+    from tandem.apps.ray.application import router_application
     from tandem.apps.ray.hub_actor import make_hub
     from tandem.apps.ray.hub_client import hub_of_this_cluster
     from tandem.apps.ray.options import RaySettings

@@ -12,6 +12,7 @@ import yaml
 from tandem.apps.cli.request_trace import PULL, RequestTrace, assemble_trace, handoff_problems, place_of
 from tandem.apps.cli.router_client import spans_of
 from tandem.apps.client.http import Target
+from tandem.apps.ray.serving import ROUTERS
 from tandem.core.errors import TandemError
 from tests.ray.asking import answered, eventually
 from tests.ray.conftest import HTTP_PORT, RayStage
@@ -81,7 +82,7 @@ def _deploy_router() -> None:
     """One that hands every prompt over, however small the model is. It waits for the hub, which the command makes."""
     from ray import serve
 
-    from tandem.apps.ray.application import ROUTERS, router_application
+    from tandem.apps.ray.application import router_application
     from tandem.apps.ray.router_replica import RouterPlan
 
     plan = RouterPlan(drain_s=2.0, settings={"core.placement.prefer": "disaggregated"})

@@ -39,7 +39,7 @@ class HubActor:
 
     async def __init__(self, settings: RaySettings) -> None:  # type: ignore[misc]  # Ray awaits it
         set_up_logs(json_lines=False)
-        self._store = RayStore()
+        self._settings, self._store = settings, RayStore()
         self._hub = Hub(settings, RayServing(settings.vllm_python), self._store, SystemClock(), SystemEntropy())
         self._discovery = asyncio.create_task(self._write_discovery(), name="service discovery")
         self._life = asyncio.create_task(self._live(), name="hub")
@@ -69,6 +69,10 @@ class HubActor:
 
     async def time(self) -> float:
         return await self._hub.time()
+
+    async def settings(self) -> RaySettings:
+        """What the hub was told when it was made first."""
+        return self._settings
 
     async def services(self) -> tuple[Json, ...]:
         return await self._hub.services()

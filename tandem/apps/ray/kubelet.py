@@ -110,7 +110,17 @@ class Kubelet:
     def members(self) -> list[MemberEntry]:
         """All replicas that have reported, as a registry of platforms names them."""
         return [
-            MemberEntry(told.name, told.role, told.pid or None, state_of(told), told.address, told.metrics, 0)
+            MemberEntry(
+                told.name,
+                told.role,
+                told.pid or None,
+                state_of(told),
+                told.address,
+                told.metrics,
+                0,
+                told.service,
+                told.pool,
+            )
             for told in (each.told for each in self._seen.values())
             if told is not None
         ]

@@ -4,12 +4,21 @@
 Every value here is a struct of msgspec, so that it may travel as bytes.
 """
 
-from collections.abc import Mapping
-from typing import Literal, Protocol
+from collections.abc import Collection, Mapping
+from typing import Final, Literal, Protocol
 
 import msgspec
 
+from tandem.kube.kinds import Json
 from tandem.spec.service import ModelService
+
+ROUTERS: Final = "tandem"
+"""The name of the application of routers that `tandem up` makes."""
+ROUTER: Final = "router"
+"""The name of the deployment of routers, in whichever application."""
+ROUTES: Final = "TANDEM_RAY_ROUTER"
+"""The environment variable of routers' deployments: a mark that is there from the first moment on, and that
+`ray_actor_options` of a configuration take away."""
 
 AppStatus = Literal["deploying", "running", "unhealthy", "failed", "deleting"]
 
@@ -72,6 +81,29 @@ class AppState(msgspec.Struct, frozen=True):
     status: AppStatus
     deployments: dict[str, DeploymentState] = {}
     message: str = ""
+
+
+class RouterApp(msgspec.Struct, frozen=True, kw_only=True):
+    """An application of Tandem's routers as it runs, whoever has made it."""
+
+    name: str
+    status: AppStatus
+    message: str = ""
+    route_prefix: str | None = None
+    """Where Serve's ingress has them; None where it has not."""
+    replicas: int = 0
+    """How many there are to be."""
+    port: int = 0
+    """On which each listens on its node; 0 where the system has chosen one, and where that is not known."""
+    api_keys: str | None = None
+    """The path of their key file."""
+
+    @property
+    def where(self) -> str:
+        """How clients reach them, in words."""
+        behind = f"behind Serve's ingress at {self.route_prefix}"
+        own = f"on port {self.port} of their nodes" if self.port else "on ports of their own"
+        return own if self.route_prefix is None else f"{behind} and {own}" if self.port else behind
 
 
 class WorkerTold(msgspec.Struct, frozen=True, kw_only=True):
@@ -166,6 +198,17 @@ class Serving(Protocol):
         """Delete the application; return before its replicas have ended, each of which drains first. Nothing happens
         where there is none of that name."""
         ...
+
+
+def routes(name: str, app: Json, marked: Collection[str]) -> bool:
+    """Whether an application is one of routers, by Serve's details of it and the names that routers have marked
+    themselves. While it is being made or deleted it has no deployments by which to know it."""
+    if not app["deployments"]:
+        return name == ROUTERS or name in marked
+    if ROUTER not in app["deployments"]:
+        return False
+    options = app["deployments"][ROUTER]["deployment_config"].get("ray_actor_options") or {}
+    return name in marked or ROUTES in ((options.get("runtime_env") or {}).get("env_vars") or {})
 
 
 def app_name(service: str, revision: str) -> str:
