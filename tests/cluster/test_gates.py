@@ -9,6 +9,7 @@ import pytest
 from control_plane.objects.gate import gate_job, gate_prompts
 from control_plane.objects.installation import Installation
 from control_plane.observe.gates import read_gate
+from control_plane.reconcile.causes import gate_verdict
 from tandem.kube.times import timestamp
 from tandem.spec.rollout import TOO_DIFFERENT, Gate
 from tests.cluster.lab.admin import Admin
@@ -24,12 +25,14 @@ WAITS_S = 10.0
 
 @dataclass(frozen=True)
 class Tried:
-    """How a gate went: how many pods it had, when the Job had failed, why, and when its verdict was known."""
+    """How a gate went: its pods, when and why its Job failed, when its verdict was known, and which one it is."""
 
     pods: int
     failed_s: float
     reason: str
     known_s: float
+    verdict: str
+    why: str
 
 
 def gate(admin: Admin, namespace: str, status: int) -> Tried:
@@ -50,11 +53,13 @@ def gate(admin: Admin, namespace: str, status: int) -> Tried:
             admin.patch(f"{pods_path}/{name}/status", {"status": ends_with(status)})
             ended.add(name)
         now = admin.done("GET", job_path)
-        known = read_gate(now, admin.items(pods_path, {"tandem.dev/gate": "new"})).result != "unknown"
+        found = read_gate(now, admin.items(pods_path, {"tandem.dev/gate": "new"}))
+        known = found.result != "unknown"
         known_s = known_s or (time.monotonic() - begun if known else 0.0)
         for condition in (now.get("status") or {}).get("conditions") or ():
             if condition["type"] == "Failed" and condition["status"] == "True":
-                return Tried(len(ended), time.monotonic() - begun, condition["reason"], known_s)
+                verdict, why = gate_verdict(found, "", time.time())
+                return Tried(len(ended), time.monotonic() - begun, condition["reason"], known_s, verdict, why)
         time.sleep(0.1)
     raise AssertionError(f"the Job has not failed: {now.get('status')}")
 
@@ -71,7 +76,7 @@ def ends_with(status: int) -> Json:
 
 def test_a_gate_that_refused_is_not_asked_again(complete_lab: Lab, admin: Admin, namespace: str) -> None:
     tried = gate(admin, namespace, TOO_DIFFERENT)
-    assert (tried.pods, tried.reason) == (1, "PodFailurePolicy")
+    assert (tried.pods, tried.reason, tried.verdict) == (1, "PodFailurePolicy", "failed")
     sys.stdout.write(f"refused: {tried}\n")
     assert 0.0 < tried.known_s <= tried.failed_s, "its one pod is the verdict, however long the Job controller takes"
 
@@ -79,6 +84,7 @@ def test_a_gate_that_refused_is_not_asked_again(complete_lab: Lab, admin: Admin,
 def test_a_gate_that_could_not_ask_is_tried_again(complete_lab: Lab, admin: Admin, namespace: str) -> None:
     tried = gate(admin, namespace, SIDE_NOT_REACHED)
     sys.stdout.write(f"not asked: {tried}\n")
-    assert (tried.pods, tried.reason) == (3, "BackoffLimitExceeded")
+    assert (tried.pods, tried.reason, tried.verdict) == (3, "BackoffLimitExceeded", "not_compared")
+    assert "container verify: it ended with status 1" in tried.why
     assert tried.failed_s > 2 * WAITS_S, "it waits before each try"
     assert tried.failed_s - tried.known_s < 1.0, "an answer that nobody got is no verdict"
