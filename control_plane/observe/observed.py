@@ -142,6 +142,8 @@ class Observed:
     workers: tuple[Workers, ...] = ()
     records: Mapping[str, RevisionRecord] = field(default_factory=dict)
     pods: tuple[Pod, ...] = ()
+    followers: tuple[Pod, ...] = ()
+    """The other pods of workers that span nodes."""
     gates: Mapping[str, Gate] = field(default_factory=dict)
     health: Mapping[str, Health] = field(default_factory=dict)
     routers: Mapping[str, frozenset[str]] = field(default_factory=dict)

@@ -41,6 +41,15 @@ def read_pod(obj: Json, loads: Mapping[str, PodLoad]) -> Pod | None:
     return pod_of(obj, labels[POOL], labels[REVISION], loads.get(obj["metadata"]["name"], _IDLE))
 
 
+def read_follower(obj: Json) -> Pod | None:
+    """A pod that is a part of a worker and not its first; None for any other, or for one that has ended."""
+    labels = labels_of(obj)
+    over = (obj.get("status") or {}).get("phase") in _OVER
+    if POOL not in labels or REVISION not in labels or ROLE in labels or over:
+        return None
+    return pod_of(obj, labels[POOL], labels[REVISION])
+
+
 def pod_of(obj: Json, pool: str, revision: str, load: PodLoad = _IDLE) -> Pod:
     """Any pod, as one of this pool and revision."""
     metadata, status = obj["metadata"], obj.get("status") or {}
@@ -50,7 +59,7 @@ def pod_of(obj: Json, pool: str, revision: str, load: PodLoad = _IDLE) -> Pod:
     unplaced = placed.get("status") == "False" and placed.get("reason") == _UNSCHEDULABLE
     begun = conditions.get(_SANDBOX, {})
     unmounted = begun.get("status") == "False" and placed.get("status") == "True"
-    volumes = (obj.get("spec") or {}).get("volumes") or ()
+    volumes = ((obj.get("spec") or {}).get("volumes") or ()) if unmounted else ()
     return Pod(
         name=metadata["name"],
         uid=metadata["uid"],
@@ -63,10 +72,10 @@ def pod_of(obj: Json, pool: str, revision: str, load: PodLoad = _IDLE) -> Pod:
         unplaced_s=seconds(placed.get("lastTransitionTime")) if unplaced else None,
         unplaced_why=str(placed.get("message", "")) if unplaced else "",
         unmounted_s=seconds(begun.get("lastTransitionTime")) if unmounted else None,
-        mounts=tuple(sorted(_mounts(volumes))) if unmounted else (),
+        mounts=tuple(sorted(_mounts(volumes))),
         attaches=any(not any(kind in volume for kind in _AT_HAND) for volume in volumes),
         ran=any("running" in each or "terminated" in each for one in _statuses(status) for each in _states(one)),
-        failing=tuple(_failing(status, seconds(ready.get("lastTransitionTime")) or 0.0)),
+        failing=() if is_ready else tuple(_failing(status, seconds(ready.get("lastTransitionTime")) or 0.0)),
         cost=annotations_of(obj).get(DELETION_COST, ""),
         running=load.running,
         queued_tokens=load.queued_tokens,

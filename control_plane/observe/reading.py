@@ -7,7 +7,7 @@ from control_plane.objects.names import GATE, POOL, REVISION, SERVICE, labels_of
 from control_plane.objects.revisions import RevisionRecord, read_revision
 from control_plane.observe.gates import read_gate
 from control_plane.observe.observed import DesiredSpec, Extensions, Gate, ModelFacts, Observed, Pod, Workers
-from control_plane.observe.pods import PodLoad, read_pod
+from control_plane.observe.pods import PodLoad, read_follower, read_pod
 from tandem.kube.kinds import (
     CONFIG_MAP,
     CONTROLLER_REVISION,
@@ -78,6 +78,7 @@ def observe(
         workers=_workers((*of_kind.get(DEPLOYMENT, ()), *of_kind.get(LEADER_WORKER_SET, ()))),
         records={record.name: record for record in records},
         pods=_pods(pods, told.loads),
+        followers=tuple(follower for each in pods if (follower := read_follower(each)) is not None),
         gates=_gates(of_kind.get(JOB, ()), pods),
         children=children,
     )

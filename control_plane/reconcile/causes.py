@@ -76,7 +76,7 @@ def worker_causes(
         return pool in (None, each.pool) and revision in (None, each.revision)
 
     refused = sorted((each for each in observed.workers if asked(each) and each.refused), key=_workload)
-    pods = (pod for pod in observed.pods if asked(pod) and not pod.leaving)
+    pods = (pod for pod in (*observed.pods, *observed.followers) if asked(pod) and not pod.leaving)
     return (*(_refusal(each) for each in refused), *pod_causes(pods, before, now))
 
 

@@ -38,7 +38,7 @@ from control_plane.reconcile.desired_state import (
 )
 from control_plane.reconcile.history import expired_records
 from control_plane.reconcile.plan import Deletion, Plan, PlannedEvent
-from control_plane.reconcile.service_status import FIELDS_IGNORED, NEXT_REVISION, ServiceState, routable
+from control_plane.reconcile.service_status import FIELDS_IGNORED, GOING_BACK, NEXT_REVISION, ServiceState, routable
 from control_plane.reconcile.splitting import CONDITION
 from control_plane.reconcile.workers import counts_of, deletion, deletion_costs, deletions, objects, old_gates
 from control_plane.rollout import RolloutPlan, step
@@ -244,7 +244,7 @@ def _service_notes(
 
 def _cause_notes(observed: Observed, goal: DesiredState, stands: ServiceState, now: float) -> Iterator[PlannedEvent]:
     """An Event for each cause that the status does not tell of yet."""
-    if not (stands.ready or stands.verdict.stalled):
+    if not (stands.ready or stands.verdict.reason in GOING_BACK):
         for cause in news(stands.causes, causes_before(goal)):
             yield PlannedEvent(observed.object, "Warning", cause.reason, f"{cause.phrase}.")
     gate = gate_of(observed, goal, observed.wish.revision)
@@ -280,7 +280,7 @@ def _ordered(status: ModelServiceStatus | EnginePoolStatus) -> Json:
 def _requeue(observed: Observed, rollout: RolloutPlan | None, now: float) -> float | None:
     waits: Iterable[float | None] = (
         rollout.requeue_after_s if rollout is not None else None,
-        next_due_s(observed.pods, now),
+        next_due_s((*observed.pods, *observed.followers), now),
         _LOOK_AT_GATE_S if any(gate.result == "unknown" for gate in observed.gates.values()) else None,
         _LOOK_AT_LOAD_S if any(pod.running or pod.queued_tokens for pod in observed.pods) else None,
     )

@@ -25,7 +25,8 @@ NEXT_REVISION: Final = "AwaitsNextRevision"
 _OF_ONE_MACHINE: Final = {"router": RouterSpec(), "store": None}
 """Parts of a specification that are for a platform on one machine, with their defaults."""
 _NAMED_MAX: Final = 3
-_GOING_BACK: Final = ("RollingBack", "RolledBack")
+GOING_BACK: Final = ("RollingBack", "RolledBack")
+"""Reasons of verdicts that have the cause in their sentence."""
 _STARTING: Final = Verdict("Progressing", "Its pools are being made.")
 
 
@@ -140,8 +141,7 @@ def _ready(
     has had its time to learn of it. A service that was ready stays ready: requests find it."""
     verdict = stands.verdict
     if not stands.ready:
-        # A revision that goes back has its cause in the sentence already.
-        causes = () if verdict.reason in _GOING_BACK else stands.causes
+        causes = () if verdict.reason in GOING_BACK else stands.causes
         if not causes:
             return condition_update("Ready", False, verdict.reason, verdict.message)
         reason = verdict.reason if verdict.stalled else causes[0].reason

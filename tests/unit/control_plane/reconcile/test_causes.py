@@ -4,10 +4,21 @@ from typing import Any
 
 import pytest
 
-from control_plane.observe.observed import Gate, Pod
+from control_plane.objects.names import POOL, REVISION, SERVICE
+from control_plane.observe.observed import DesiredSpec, Gate, Pod
 from control_plane.observe.pods import pod_of
-from control_plane.reconcile.causes import gate_verdict, news, next_due_s, phrases, pod_causes, told
-from tandem.kube.kinds import Json
+from control_plane.observe.reading import ReportedInputs, observe
+from control_plane.reconcile.causes import (
+    gate_verdict,
+    news,
+    next_due_s,
+    phrases,
+    pod_causes,
+    told,
+    worker_causes,
+)
+from tandem.kube.kinds import POD, Json
+from tandem.kube.store import Store
 from tandem.kube.times import timestamp
 
 NOW = 1_800_000_000.0
@@ -108,6 +119,19 @@ def test_causes_are_few_and_short_and_the_worst_is_first() -> None:
     assert "image" in worst
     assert "ends again" in other
     assert len(text) < 500
+
+
+def test_the_other_pods_of_a_worker_that_spans_nodes_are_looked_at_too() -> None:
+    labels = {SERVICE: "chat", POOL: "whole", REVISION: "abc"}
+    status = {"containerStatuses": [{"name": "worker", "image": "vllm:1", **waiting("ErrImagePull", "not found")}]}
+    metadata = {"name": "chat-whole-abc-0-1", "namespace": "llm", "uid": "f1", "labels": labels}
+    pods = Store()
+    pods.put({"metadata": metadata, "status": status})
+    service: Json = {"metadata": {"name": "chat", "namespace": "llm"}}
+    observed = observe(service, DesiredSpec(None), {POD: pods}, ReportedInputs())
+    assert observed.pods == (), "it is no worker by itself"
+    (cause,) = worker_causes(observed, "", NOW, pool="whole", revision="abc")
+    assert cause.phrase == "Pod chat-whole-abc-0-1, container worker: image vllm:1 cannot be pulled: not found"
 
 
 def gate(**given: Any) -> Gate:
