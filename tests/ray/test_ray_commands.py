@@ -216,7 +216,8 @@ async def test_serve_run_declares_services_and_the_hub_ends_with_its_application
 
 @pytest.mark.asyncio
 async def test_routers_whose_options_a_configuration_has_replaced_are_known_as_routers(ray_stage: RayStage) -> None:
-    from ray import serve
+    from ray.serve.context import _get_global_client
+    from ray.serve.schema import ServeDeploySchema
 
     from tandem.apps.ray.hub_client import hub_of_this_cluster
     from tandem.apps.ray.ray_serving import RayServing
@@ -231,6 +232,14 @@ async def test_routers_whose_options_a_configuration_has_replaced_are_known_as_r
     (found,) = await eventually(RayServing().router_apps)
     assert (found.name, found.route_prefix, found.replicas, found.port) == ("ours", "/", 1, 0)
     assert await RayServing().others() == ()
-    await asyncio.to_thread(serve.delete, "ours")
+    # Deleted by name it would come back with the next controller, which makes anew what was declared last.
+    await asyncio.to_thread(_get_global_client().deploy_apps, ServeDeploySchema(applications=[]))
+    await eventually(_no_routers)
     await hub_of_this_cluster().call("end")
     await eventually(_hub_gone)
+
+
+async def _no_routers() -> bool:
+    from tandem.apps.ray.ray_serving import RayServing
+
+    return not await RayServing().routers()
