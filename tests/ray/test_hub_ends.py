@@ -7,7 +7,7 @@ import psutil
 
 from tandem.apps.client.http import Target
 from tandem.apps.ray.hub_client import HUB, NAMESPACE
-from tandem.apps.ray.hub_store import STATE
+from tandem.apps.ray.hub_store import STATE, HubState
 from tandem.apps.ray.serving import ROUTERS
 from tandem.spec.service import ModelService
 from tests.ray.asking import answered, eventually
@@ -64,4 +64,4 @@ async def _routers_seen() -> bool:
     from tandem.apps.ray.ray_serving import RayStore
 
     kept = await RayStore().get(STATE)
-    return kept is not None and bool(msgspec.msgpack.decode(kept).get("routers_seen", True))
+    return kept is not None and msgspec.msgpack.decode(kept, type=HubState).routers_seen

@@ -2,6 +2,8 @@
 ingress, workers come and go as the hub is told, and nothing is left."""
 
 import asyncio
+import fcntl
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -130,16 +132,20 @@ async def test_the_hub_scales_a_pool_and_returns_after_it_was_killed(hub: HubCli
 async def test_nothing_of_a_service_is_left_when_it_has_left(hub: HubClient, ray_stage: RayStage) -> None:
     pids = [each.pid for each in (await hub.call("entry")).members if each.role != "router"]
     assert len(pids) >= 5
-    # Not those that a drill has left behind on a killed node.
-    folders = [path for path in ray_stage.folder.glob("tandem-node-*/replica-*") if _in_use(path)]
-    assert len(folders) >= 5
     for name in ("split", "whole"):
         await hub.call("leave", name, 20.0, within_s=90)
     assert not [pid for pid in pids if psutil.pid_exists(pid)]
-    assert not [path for path in folders if path.exists() and not _in_use(path)]
+    assert not [path for path in ray_stage.folder.glob("tandem-node-*/replica-*") if not _is_held(path)]
     assert not await hub.call("services")
 
 
-def _in_use(path: Path) -> bool:
-    """Whether a folder belongs to a process that lives."""
-    return bool(psutil.pid_exists(int(path.name.split("-")[1])))
+def _is_held(folder: Path) -> bool:
+    """Whether the folder of a replica is that of one which lives, as those of routers are."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False

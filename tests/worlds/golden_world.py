@@ -106,7 +106,7 @@ def _platform(world: World) -> list[str]:
 def _clients(world: World) -> list[str]:
     stories: dict[str, list[str]] = {}
     for at, request, what in world._trace._lines:
-        stories.setdefault(request, []).append(f"{at:.6f} {_spelled(what)}")
+        stories.setdefault(request, []).append(f"{at:.6f} {spelled(what)}")
     return [_client(outcome, stories.get(outcome.request_id, [])) for outcome in world._outcomes]
 
 
@@ -115,7 +115,7 @@ def _client(outcome: Outcome, story: Sequence[str]) -> str:
     return f"{outcome.request_id}: {end} after {outcome.ended_s or 0.0:.4f} s, {len(story)} lines, {digest(story)}"
 
 
-def _spelled(what: str | Span) -> str:
+def spelled(what: str | Span) -> str:
     if isinstance(what, str):
         return what
     figures = ", ".join(f"{key}={_rounded(value)}" for key, value in what.attributes.items())
