@@ -192,3 +192,22 @@ async def test_one_batch_that_fails_as_none_should_does_not_end_all_copying(
                 await tiers.settle()
     assert all(set(found) == set(names) for found in tiers.snapshot().values())
     await tiers.close()
+
+
+async def test_a_copy_that_fails_in_a_way_that_none_should_lets_go_of_the_engines_blocks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Blocks that stay held are never evicted: the engine's pool would shrink with every such failure."""
+    pool = Pool(block_layout(BLOCK), 4)
+    tiers = memory_tiers(TierSettings(dram_bytes=8 * BLOCK), pool, SystemClock(), NullMeter())
+
+    async def broken(*_: object) -> NoReturn:
+        raise RuntimeError("drawn")
+
+    monkeypatch.setattr(tiers.levels[0].backend, "write", broken)
+    async with asyncio.timeout(20.0):
+        tiers.offer(pool.compute([named(index) for index in range(4)]))
+        await tiers.settle()
+    assert not pool.held
+    assert tiers.snapshot()["dram"] == ()
+    await tiers.close()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kv_transfer.tiers.disk import SystemDisk, aligned_buffer
+from kv_transfer.tiers.disk import SystemDisk, aligned_buffer, reason_of
 from kv_transfer.tiers.record import ALIGN
 
 
@@ -96,3 +96,9 @@ def test_where_direct_io_is_refused_the_page_cache_is_told_to_keep_nothing(
     assert got == data
     assert told == [(ALIGN, 2 * ALIGN, os.POSIX_FADV_DONTNEED)]
     file.close()
+
+
+def test_a_failure_without_a_number_is_the_disks_own() -> None:
+    """Not one of those that pass: a tier that believed it were read-only would never look at the disk again."""
+    assert reason_of(OSError("no number")) == "io_error"
+    assert reason_of(OSError(errno.EPERM, "not allowed")) == "read_only"

@@ -788,3 +788,16 @@ def test_a_write_that_stops_short_goes_on_where_it_stopped(tmp_path: Path, monke
     assert file.read(got, 0) == 6 * ALIGN
     assert bytes(got) == b"".join(bytes(piece) for piece in pieces)
     file.close()
+
+
+@pytest.mark.parametrize(("blocks", "records"), [(144, 8), (256, 256)])
+async def test_all_of_many_and_of_long_segments_is_found_again(tmp_path: Path, blocks: int, records: int) -> None:
+    """A worker that comes back with more than sixteen files, or with files whose heads take more than one look."""
+    names, size = [named(number) for number in range(blocks)], 4096 + records * STRIDE
+    room = {"segment_bytes": size, "nvme_bytes": (-(-blocks // records) + 4) * size}
+    async with stage("nvme", tmp_path, blocks, **room) as b:
+        await b.keep(names)
+        assert len(b.tiers.where(names)) == blocks
+    async with stage("nvme", tmp_path, blocks, **room) as b:
+        assert len(b.tiers.where(names)) == blocks
+        assert b.good(names[-64:], await b.restore(names[-64:]))

@@ -266,3 +266,13 @@ def test_an_answer_takes_steps_that_attend_to_its_own_prompt() -> None:
         found = decide(ask(prompt_tokens), [view("w1", "unified")], costs)
         assert isinstance(found, Placement)
         assert found.costs[0][1].decode_ms == pytest.approx(64 * costs.step_ms("w1", 1, prompt_tokens + 32))
+
+
+def test_a_prompt_that_leaves_no_token_of_the_context_for_an_answer_is_not_sent_to_that_worker() -> None:
+    """The worker would refuse it, and the client would wait for a second attempt."""
+    small, large = view("a", "unified", context_tokens=500), view("b", "unified", context_tokens=501)
+    assert placed(ask(499), small).decode == "a"
+    assert placed(ask(500), small, large).decode == "b"
+    refused = decide(ask(500), (small,))
+    assert isinstance(refused, Unplaced)
+    assert refused.code == "out_of_blocks"

@@ -358,3 +358,15 @@ def test_power_of_two_compares_every_two() -> None:
     where = Counter(chosen(policy, ask(), workers, "power_of_two").decode for _ in range(300))
     assert where["w0"] == 0
     assert 70 <= where["w1"] <= 130
+
+
+def test_who_prefers_hand_offs_gets_one_where_the_least_loaded_worker_has_nobody_to_get_prompts_from() -> None:
+    workers = [
+        view("p0", "prefill"),
+        view("d0", "decode", pairing=1),
+        view("d1", "decode", load=load(running=3)),
+    ]
+    plain = PlacementSettings(policy="least_loaded", prefer="disaggregated")
+    found = policy_of("least_loaded").choose(ask(), workers, CostModel(CostPriors()), plain, None, 0.0)
+    assert isinstance(found, Placement)
+    assert (found.prefill, found.decode) == ("p0", "d1")

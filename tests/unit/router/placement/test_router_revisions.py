@@ -178,3 +178,11 @@ def test_a_new_request_tries_its_revision_then_the_others_and_says_why() -> None
         assert [route.why for route in found[1:]] == [
             f"revision {first_of_all} cannot take it now: revision {other}" for other in others
         ]
+
+
+def test_a_tenth_of_the_keys_is_a_tenth_and_the_same_keys_on_every_router() -> None:
+    """Routers of two versions serve one conversation in turn: they must send it to one revision."""
+    weights = Weights.of("ns/service", {"old": 90, "new": 10})
+    assert weights is not None
+    new = [number for number in range(3000) if ranked(weights, f"key {number}")[0] == "new"]
+    assert (len(new), new[:5], sum(new)) == (334, [36, 60, 62, 64, 75], 500_793)

@@ -831,3 +831,13 @@ def test_columns_and_rows_bring_the_same_tokens_and_blocks() -> None:
     assert (with_columns[2], without[2]) == (True, False)
     assert with_columns[:2] == without[:2]
     assert all(len(tokens) == 24 for tokens in with_columns[0])
+
+
+def test_branches_of_an_exported_prompt_that_has_begun_need_a_block_more() -> None:
+    """They may have to copy its pinned tail: a work let in without that block would wait for it for ever."""
+    h = engine(blocks=4)
+    two = (ChildRequest(0, 11, (300,)), ChildRequest(1, 12, (300,)))
+    with pytest.raises(TandemError, match="up to 5 KV blocks"):
+        h.submit(tuple(range(15)), "prefill", branches=two)
+    h.submit(tuple(range(15)), "prefill", branches=two[:1])
+    h.submit(tuple(range(16)), "prefill", branches=(ChildRequest(0, 11), ChildRequest(1, 12)))
