@@ -4,8 +4,7 @@ The pool's `template` is merged over it. What other parts rely on (labels, the n
 the template says.
 """
 
-from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 from control_plane.objects.installation import (
     HEALTH_PORT,
@@ -18,7 +17,15 @@ from control_plane.objects.installation import (
 from control_plane.objects.merging import merged
 from control_plane.objects.model_volume import ModelVolume, model_volume
 from control_plane.objects.names import LINK_PORT_ANNOTATION, REVISION, pool_labels, workers_name
-from control_plane.objects.scheduling import affinity, node_selector, resources, tolerations
+from control_plane.objects.scheduling import (
+    affinity,
+    network_devices,
+    node_selector,
+    resource_claims,
+    resources,
+    tolerations,
+    transports,
+)
 from control_plane.objects.worker_flags import worker_flags
 from tandem.kube.kinds import Json
 from tandem.spec.pool import Pool
@@ -30,24 +37,27 @@ _START_S: Final = 3600
 """Seconds that a worker may take to load its model before it is restarted."""
 _MARGIN_S: Final = 30
 """Seconds between the end of the drain and the kill."""
-_RDMA: Final = "rdma/"
 
 
 def pod_template(service: ModelService, pool: Pool, revision: str, installation: Installation) -> Json:
     """A PodTemplateSpec."""
     volume = model_volume(service.spec.model, installation)
-    plain = _template(service, pool, revision, installation, volume, rdma=False)
-    if not asks_for_rdma(merged(plain, pool.template)):
-        return _with_labels(merged(plain, pool.template), plain)
-    fast = _template(service, pool, revision, installation, volume, rdma=True)
-    return _with_labels(merged(fast, pool.template), fast)
+    plain = _template(service, pool, revision, installation, volume, ())
+    devices = network_devices(pool, merged(plain, pool.template))
+    generated = _template(service, pool, revision, installation, volume, devices) if devices else plain
+    return _with_labels(merged(generated, pool.template), generated)
 
 
 def _template(
-    service: ModelService, pool: Pool, revision: str, installation: Installation, volume: ModelVolume, *, rdma: bool
+    service: ModelService,
+    pool: Pool,
+    revision: str,
+    installation: Installation,
+    volume: ModelVolume,
+    devices: tuple[str, ...],
 ) -> Json:
     name = service.metadata.name
-    container = _container(service, pool, revision, installation, volume, rdma=rdma)
+    container = _container(service, pool, revision, installation, volume, devices)
     spec: Json = {
         "terminationGracePeriodSeconds": pool.drain_seconds + _MARGIN_S,
         "automountServiceAccountToken": False,
@@ -62,6 +72,7 @@ def _template(
         "initContainers": _fetching(service, pool, installation, volume),
         "containers": [container],
         "volumes": _volumes(installation, volume),
+        "resourceClaims": resource_claims(pool),
         "affinity": affinity(service, pool),
         "tolerations": tolerations(pool),
         "nodeSelector": node_selector(pool, installation),
@@ -86,21 +97,27 @@ def _template(
 
 
 def _container(
-    service: ModelService, pool: Pool, revision: str, installation: Installation, volume: ModelVolume, *, rdma: bool
+    service: ModelService,
+    pool: Pool,
+    revision: str,
+    installation: Installation,
+    volume: ModelVolume,
+    devices: tuple[str, ...],
 ) -> Json:
-    capabilities: Json = {"drop": ["ALL"], **({"add": ["IPC_LOCK"]} if rdma else {})}
+    capabilities: Json = {"drop": ["ALL"], **({"add": ["IPC_LOCK"]} if devices else {})}
+    ways = transports(pool, devices)
     container: Json = {
         "name": CONTAINER,
         "image": pool.image,
         "imagePullPolicy": installation.image_pull_policy,
         "command": ["python", "-m", worker_module(pool)],
-        "args": worker_flags(service, pool, revision, installation, rdma=rdma),
+        "args": worker_flags(service, pool, revision, installation, ways),
         "env": [*_identity(), *volume.environment, *_redis(installation, service), *_telemetry(installation)],
         "envFrom": _settings(service, pool, revision),
         "ports": [
             {"name": "link", "containerPort": LINK_PORT},
             {"name": "kv", "containerPort": KV_PORT},
-            *([{"name": "nixl", "containerPort": NIXL_PORT}] if rdma else []),
+            *([{"name": "nixl", "containerPort": NIXL_PORT}] if "nixl" in ways else []),
             {"name": "health", "containerPort": HEALTH_PORT},
         ],
         "resources": resources(service, pool),
@@ -199,17 +216,6 @@ def _mounts(installation: Installation, volume: ModelVolume) -> list[Json]:
     if installation.tls_secret is not None:
         found.append({"name": "tls", "mountPath": TLS_DIRECTORY, "readOnly": True})
     return [*found, *volume.mounts]
-
-
-def asks_for_rdma(template: Mapping[str, Any]) -> bool:
-    """Whether a container of a pod template wants an RDMA device."""
-    asked = (
-        name
-        for container in template["spec"].get("containers", ())
-        for part in ("limits", "requests")
-        for name in container.get("resources", {}).get(part, {})
-    )
-    return any(name.startswith(_RDMA) for name in asked)
 
 
 def _with_labels(template: Json, generated: Json) -> Json:

@@ -1,12 +1,14 @@
 """Scheduling of a pool's pods: on which nodes they may run, and which of a node's resources they request."""
 
-from typing import Final
+from collections.abc import Collection, Mapping
+from fnmatch import fnmatch
+from typing import Any, Final
 
 from control_plane.objects.installation import Installation
 from control_plane.objects.names import SERVICE
 from tandem.kube.kinds import Json
 from tandem.spec.engine import Parallelism
-from tandem.spec.pool import Pool, engine_of
+from tandem.spec.pool import Network, Pool, engine_of
 from tandem.spec.service import ModelService
 
 _SPOT: Final = (
@@ -17,6 +19,21 @@ _SPOT: Final = (
 )
 """Labels, and on some clouds taints, of nodes that can be taken away at short notice."""
 _NEAR_WEIGHT: Final = 100
+_RDMA: Final = "rdma/"
+_DEVICES: Final = (
+    "vpc.amazonaws.com/efa",
+    "networking.gke.io.networks/*",
+    "openshift.io/*",
+    "mellanox.com/*",
+    "intel.com/*",
+    "nvidia.com/*rdma*",
+    "nvidia.com/*nic*",
+    "nvidia.com/*sriov*",
+    "nvidia.com/*vf*",
+    "nvidia.com/mlnx*",
+    "nvidia.com/hostdev*",
+)
+"""Names under which device plugins offer network devices."""
 
 
 def parallelism_of(service: ModelService, pool: Pool) -> Parallelism:
@@ -31,11 +48,64 @@ def nodes_of(service: ModelService, pool: Pool) -> int:
 
 
 def resources(service: ModelService, pool: Pool) -> Json:
-    """Accelerators of one pod. Memory and processors are for the pool's template to say."""
-    if pool.accelerator is None:
-        return {}
-    each = parallelism_of(service, pool).ranks // nodes_of(service, pool)
-    return {"limits": {pool.accelerator.resource: str(each)}}
+    """Accelerators and network devices of one pod. Memory and processors are for the pool's template to say."""
+    network = pool.network or Network()
+    limits = {name: str(count) for name, count in network.resources.items()}
+    if pool.accelerator is not None:
+        each = parallelism_of(service, pool).ranks // nodes_of(service, pool)
+        limits[pool.accelerator.resource] = str(each)
+    claims = [{"name": claim.name} for claim in network.claims]
+    return {**({"limits": limits} if limits else {}), **({"claims": claims} if claims else {})}
+
+
+def resource_claims(pool: Pool) -> list[Json]:
+    """The claims of one pod for network devices, which `resources` refers to."""
+    claims = () if pool.network is None else pool.network.claims
+    return [{"name": claim.name, "resourceClaimTemplateName": claim.template} for claim in claims]
+
+
+def network_devices(pool: Pool, template: Mapping[str, Any]) -> tuple[str, ...]:
+    """What the pool's pods get for RDMA: everything that `network` names, and resources called `rdma/` that the
+    template asks for."""
+    network = pool.network or Network()
+    by_name = (name for name in _asked(template) if name.startswith(_RDMA))
+    return tuple(sorted({*network.resources, *(claim.name for claim in network.claims), *by_name}))
+
+
+def transports(pool: Pool, devices: Collection[str]) -> tuple[str, ...]:
+    """The ways of KV of workers with these devices, best first."""
+    if pool.network is not None and pool.network.transports:
+        return pool.network.transports
+    return ("nixl", "tcp") if devices else ("tcp",)
+
+
+def unnamed_devices(pool: Pool, template: Mapping[str, Any]) -> str | None:
+    """One sentence where the pods of a pool get what looks like a network device, and KV goes over TCP all the same,
+    since nothing says what the device is for; None where there is nothing to say."""
+    if "nixl" in transports(pool, network_devices(pool, template)) or pool.network is not None:
+        return None
+    accelerator = None if pool.accelerator is None else pool.accelerator.resource
+    found = sorted(
+        name for name in _asked(template) if name != accelerator and any(fnmatch(name, each) for each in _DEVICES)
+    )
+    claims = sorted(claim["name"] for claim in template["spec"].get("resourceClaims", ()))
+    if not found and not claims:
+        return None
+    where = " and ".join(f"network.{key}" for key, names in (("resources", found), ("claims", claims)) if names)
+    return (
+        f"Pods of pool {pool.name} get {', '.join((*found, *claims))}, and KV goes over TCP: if that is for RDMA, "
+        f"name it in the pool's {where}."
+    )
+
+
+def _asked(template: Mapping[str, Any]) -> set[str]:
+    """Resources that the containers of a pod template ask for."""
+    return {
+        name
+        for container in template["spec"].get("containers", ())
+        for part in ("limits", "requests")
+        for name in container.get("resources", {}).get(part, {})
+    }
 
 
 def node_selector(pool: Pool, installation: Installation) -> dict[str, str]:

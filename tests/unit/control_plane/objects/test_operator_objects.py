@@ -15,12 +15,14 @@ from control_plane.objects.merging import merged
 from control_plane.objects.names import POOL, REVISION, ROLE, SERVICE
 from control_plane.objects.pods import pod_template
 from control_plane.objects.revisions import controller_revision, read_revision, rendered
+from control_plane.objects.scheduling import unnamed_devices
 from control_plane.objects.worker_flags import settings_map
 from control_plane.objects.workload import record_of, workload
 from tandem.engine.vllm.settings import Nodes
 from tandem.kube.kinds import Json
 from tandem.process.settings import load_settings
 from tandem.spec.model import FETCHED
+from tandem.spec.pool import Network, NetworkClaim, Pool
 from tandem.spec.reading import service_of
 from tandem.spec.revision import revision_of
 from tandem.spec.rollout import TOO_DIFFERENT, Gate
@@ -139,16 +141,71 @@ def test_rdma_brings_its_transport_and_its_right() -> None:
     assert "add" not in plain["securityContext"]["capabilities"]
     limits = {"resources": {"limits": {"rdma/ib": 1}}}
     patch = {"spec": {"containers": [{"name": "worker", **limits}]}}
-    pool = service.spec.pools[0].__class__(name="all", role="unified", image="i", template=patch)
+    pool = Pool("all", "unified", image="i", template=patch)
     fast = worker(pod_template(service, pool, "abc", INSTALLATION))
     assert fast["args"][fast["args"].index("--kv.transports") + 1] == "nixl,tcp"
     assert fast["securityContext"]["capabilities"]["add"] == ["IPC_LOCK"]
 
 
+def transports_of(pod: Json) -> str:
+    arguments: list[str] = worker(pod)["args"]
+    return arguments[arguments.index("--kv.transports") + 1]
+
+
+@pytest.mark.parametrize(
+    "resource",
+    [
+        "rdma/hca_shared_devices_a",
+        "vpc.amazonaws.com/efa",
+        "nvidia.com/mlnxnics",
+        "openshift.io/sriov_rdma",
+        "networking.gke.io.networks/rdma-0",
+        "example.com/any-name-at-all",
+    ],
+)
+def test_a_device_of_any_name_brings_rdma(resource: str) -> None:
+    service = read("smallest")
+    pool = Pool(name="all", role="unified", image="i", network=Network(resources={resource: 2}))
+    pod = pod_template(service, pool, "abc", INSTALLATION)
+    assert transports_of(pod) == "nixl,tcp"
+    assert worker(pod)["resources"]["limits"] == {resource: "2"}
+    assert {"name": "nixl", "containerPort": 7402} in worker(pod)["ports"]
+    assert worker(pod)["securityContext"]["capabilities"]["add"] == ["IPC_LOCK"]
+
+
+def test_a_claim_is_made_of_each_pod_and_transports_can_be_chosen() -> None:
+    service = read("smallest")
+    network = Network(claims=(NetworkClaim("nics", "four-nics"),))
+    pod = pod_template(service, Pool("all", "unified", image="i", network=network), "abc", INSTALLATION)
+    assert pod["spec"]["resourceClaims"] == [{"name": "nics", "resourceClaimTemplateName": "four-nics"}]
+    assert worker(pod)["resources"] == {"claims": [{"name": "nics"}]}
+    assert transports_of(pod) == "nixl,tcp"
+    chosen = msgspec.structs.replace(network, transports=("tcp",))
+    pod = pod_template(service, Pool("all", "unified", image="i", network=chosen), "abc", INSTALLATION)
+    assert transports_of(pod) == "tcp"
+
+
+def test_a_device_that_nothing_names_is_said_and_not_guessed() -> None:
+    service = read("smallest")
+    patch = {"spec": {"containers": [{"name": "worker", "resources": {"limits": {"vpc.amazonaws.com/efa": 4}}}]}}
+    pool = Pool("all", "unified", image="i", template=patch)
+    pod = pod_template(service, pool, "abc", INSTALLATION)
+    assert transports_of(pod) == "tcp"
+    assert unnamed_devices(pool, pod) == (
+        "Pods of pool all get vpc.amazonaws.com/efa, and KV goes over TCP: if that is for RDMA, name it in the "
+        "pool's network.resources."
+    )
+    named = msgspec.structs.replace(pool, network=Network(resources={"vpc.amazonaws.com/efa": 4}))
+    assert unnamed_devices(named, pod_template(service, named, "abc", INSTALLATION)) is None
+    assert unnamed_devices(pool, template("smallest")) is None
+    gpus = template("one node")
+    assert unnamed_devices(read("one node").spec.pools[0], gpus) is None, "accelerators are no network"
+
+
 def test_a_template_cannot_take_away_what_others_rely_on() -> None:
     service = read("smallest")
     patch: Json = {"metadata": {"labels": {POOL: "other", "team": "a"}}, "spec": {"priorityClassName": "high"}}
-    pool = service.spec.pools[0].__class__(name="all", role="unified", image="i", template=patch)
+    pool = Pool("all", "unified", image="i", template=patch)
     pod = pod_template(service, pool, "abc", INSTALLATION)
     assert pod["metadata"]["labels"][POOL] == "all"
     assert pod["metadata"]["labels"]["team"] == "a"
