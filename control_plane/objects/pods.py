@@ -15,7 +15,7 @@ from control_plane.objects.installation import (
     Installation,
 )
 from control_plane.objects.merging import merged
-from control_plane.objects.model_volume import ModelVolume, model_volume
+from control_plane.objects.model_volume import CACHE, ModelVolume, model_volume
 from control_plane.objects.names import LINK_PORT_ANNOTATION, REVISION, pool_labels, workers_name
 from control_plane.objects.scheduling import (
     affinity,
@@ -33,6 +33,8 @@ from tandem.spec.service import ModelService
 from tandem.spec.worker_settings import worker_module
 
 CONTAINER: Final = "worker"
+USER: Final = 10001
+"""The user of workers whose template names none."""
 _START_S: Final = 3600
 """Seconds that a worker may take to load its model before it is restarted."""
 _MARGIN_S: Final = 30
@@ -45,7 +47,12 @@ def pod_template(service: ModelService, pool: Pool, revision: str, installation:
     plain = _template(service, pool, revision, installation, volume, ())
     devices = network_devices(pool, merged(plain, pool.template))
     generated = _template(service, pool, revision, installation, volume, devices) if devices else plain
-    return _with_labels(merged(generated, pool.template), generated)
+    patched = merged(generated, pool.template)
+    if volume.on_node:
+        spec = patched["spec"]
+        owning = _owning(pool, installation, _user(spec))
+        patched = {**patched, "spec": {**spec, "initContainers": [owning, *spec.get("initContainers", ())]}}
+    return _with_labels(patched, generated)
 
 
 def _template(
@@ -64,9 +71,9 @@ def _template(
         "enableServiceLinks": False,
         "securityContext": {
             "runAsNonRoot": True,
-            "runAsUser": 10001,
-            "runAsGroup": 10001,
-            "fsGroup": 10001,
+            "runAsUser": USER,
+            "runAsGroup": USER,
+            "fsGroup": USER,
             "seccompProfile": {"type": "RuntimeDefault"},
         },
         "initContainers": _fetching(service, pool, installation, volume),
@@ -134,6 +141,38 @@ def _container(
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
     return {key: value for key, value in container.items() if value not in (None, [], {})}
+
+
+def _user(spec: Json) -> int:
+    """The user that workers run as."""
+    worker = next((each for each in spec["containers"] if each["name"] == CONTAINER), {})
+    for context in (worker.get("securityContext"), spec.get("securityContext")):
+        if context and context.get("runAsUser") is not None:
+            return int(context["runAsUser"])
+    return USER
+
+
+def _owning(pool: Pool, installation: Installation, user: int) -> Json:
+    """Gives the node's cache to the workers' user: the kubelet makes such a directory for root, and `fsGroup` leaves
+    it alone. As root, since only root may; with no other right than that."""
+    container: Json = {
+        "name": "cache-owner",
+        "image": pool.image,
+        "imagePullPolicy": installation.image_pull_policy,
+        "command": ["chown", f"{user}:{user}", CACHE],
+        "securityContext": {
+            "runAsUser": 0,
+            "runAsGroup": 0,
+            "runAsNonRoot": False,
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"], "add": ["CHOWN"]},
+        },
+        "resources": {"requests": {"cpu": "10m", "memory": "16Mi"}, "limits": {"memory": "64Mi"}},
+        "volumeMounts": [{"name": "cache", "mountPath": CACHE}],
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+    }
+    return {key: value for key, value in container.items() if value is not None}
 
 
 def _fetching(service: ModelService, pool: Pool, installation: Installation, volume: ModelVolume) -> list[Json]:

@@ -1,7 +1,11 @@
 """The objects that a service consists of."""
 
+import os
+import shutil
+import subprocess
+import sys
 from dataclasses import replace
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any
 
 import msgspec
@@ -274,7 +278,7 @@ def of_model(installation: Installation = INSTALLATION, **model: str) -> Json:
 def test_weights_of_a_bucket_are_brought_before_the_worker_starts(scheme: str) -> None:
     installation = replace(INSTALLATION, cache_host_path="/var/lib/models")
     pod = of_model(installation, source=f"{scheme}bucket/llama", digest=DIGEST, credentials_secret="keys")
-    (fetch,) = pod["initContainers"]
+    _, fetch = pod["initContainers"]
     assert fetch["command"] == ["python", "-m", "tandem.apps.cli", "fetch"]
     assert fetch["envFrom"] == [{"secretRef": {"name": "keys"}}]
     assert fetch["args"][0] == f"{scheme}bucket/llama"
@@ -285,6 +289,66 @@ def test_weights_of_a_bucket_are_brought_before_the_worker_starts(scheme: str) -
     assert {"name": "cache", "hostPath": {"path": "/var/lib/models", "type": "DirectoryOrCreate"}} in pod["volumes"]
     cache = fetch["args"][fetch["args"].index("--cache") + 1]
     assert any(cache.startswith(path) for path in mounts), "the link leads to where the worker sees it"
+
+
+def test_a_directory_of_the_node_is_given_to_whoever_the_worker_runs_as() -> None:
+    installation = replace(INSTALLATION, cache_host_path="/var/lib/models")
+    service = read("smallest", installation)
+    patch: Json = {"spec": {"securityContext": {"runAsUser": 0, "runAsNonRoot": False}}}
+    for pool, user in ((service.spec.pools[0], 10001), (Pool("all", "unified", image="i", template=patch), 0)):
+        first = pod_template(service, pool, "abc", installation)["spec"]["initContainers"][0]
+        assert first["command"] == ["chown", f"{user}:{user}", "/var/cache/tandem"]
+        assert first["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["CHOWN"]}
+        assert first["volumeMounts"] == [{"name": "cache", "mountPath": "/var/cache/tandem"}]
+    assert "initContainers" not in template("smallest")["spec"], "an emptyDir is the pod's own"
+
+
+_FETCH_AS = """
+import os, sys
+import tandem.apps.cli.fetch, tandem.weights.bucket_origin
+os.setgroups([]); os.setgid(10001); os.setuid(10001)
+from tandem.apps.cli.main import main
+sys.exit(main(["fetch", "s3://bucket/m", "--cache", sys.argv[1]]))
+"""
+as_root = pytest.mark.skipif(
+    os.getuid() != 0 or shutil.which("setpriv") is None, reason="becomes another user, which takes root and setpriv"
+)
+
+
+def fetched_as_worker(cache: Path) -> tuple[int, str]:
+    """What `tandem fetch` of a bucket that nobody serves ends with as the workers' user: it never gets as far as the
+    bucket where it may not write."""
+    environment = {**os.environ, "AWS_ENDPOINT_URL": "http://127.0.0.1:9", "HOME": str(cache), "AWS_REGION": "here"}
+    done = subprocess.run(
+        [sys.executable, "-c", _FETCH_AS, str(cache / "weights")], env=environment, capture_output=True, text=True
+    )
+    return done.returncode, done.stderr
+
+
+@as_root
+def test_a_directory_of_the_node_is_refused_with_a_sentence_until_it_is_given_to_the_workers_user(
+    tmp_path: Path,
+) -> None:
+    for place in (tmp_path, *tmp_path.parents[:2]):
+        place.chmod(0o755)
+    cache = tmp_path / "node"
+    cache.mkdir(mode=0o755)
+    status, said = fetched_as_worker(cache)
+    assert status == 2, said
+    assert said == (
+        f"tandem fetch: {cache}/weights cannot be written by user 10001: Permission denied; let that user own "
+        f"{cache}/weights/models, or name another directory\n"
+    )
+    installation = replace(INSTALLATION, cache_host_path=str(cache))
+    owner = template("smallest", installation=installation)["spec"]["initContainers"][0]
+    added = owner["securityContext"]["capabilities"]["add"]
+    for _ in range(2):
+        # As the runtime runs it: root without any capability but those that are added.
+        bounded = ["setpriv", "--bounding-set=-all" + "".join(f",+{each.lower()}" for each in added)]
+        subprocess.run([*bounded, *owner["command"][:-1], str(cache)], check=True)
+    status, said = fetched_as_worker(cache)
+    assert (cache / "weights" / "models").is_dir(), said
+    assert (cache / "weights" / "models").stat().st_uid == 10001
 
 
 def test_a_claim_that_is_pinned_is_checked_and_a_hub_model_is_fetched_by_its_worker() -> None:
