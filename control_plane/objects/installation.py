@@ -49,6 +49,14 @@ class Installation:
     """`NAME/KEY` of a Secret with the API key by which gates ask the routers, where those want one."""
     accelerator_label: str | None = None
     """Label of nodes whose value is the type of their accelerators, if this cluster has one."""
+    template_secrets: tuple[str, ...] = ()
+    """Secrets that the template of a pool may name, besides the model's credentials."""
+    template_volumes: tuple[str, ...] = ()
+    """Kinds of volumes, and paths of nodes, that the template of a pool may mount besides the usual ones."""
+    template_capabilities: tuple[str, ...] = ("IPC_LOCK", "SYS_NICE")
+    """Capabilities that the template of a pool may add."""
+    template_service_accounts: tuple[str, ...] = ()
+    """Service accounts that the template of a pool may name."""
     cache_host_path: str | None = None
     """Directory of each node where downloaded models are kept; None downloads for each pod."""
 

@@ -145,8 +145,8 @@ def _container(
 
 def _user(spec: Json) -> int:
     """The user that workers run as."""
-    worker = next((each for each in spec["containers"] if each["name"] == CONTAINER), {})
-    for context in (worker.get("securityContext"), spec.get("securityContext")):
+    workers = (each.get("securityContext") for each in spec["containers"] if each["name"] == CONTAINER)
+    for context in (*workers, spec.get("securityContext")):
         if context and context.get("runAsUser") is not None:
             return int(context["runAsUser"])
     return USER

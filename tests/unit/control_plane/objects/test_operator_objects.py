@@ -20,8 +20,10 @@ from control_plane.objects.names import POOL, REVISION, ROLE, SERVICE
 from control_plane.objects.pods import pod_template
 from control_plane.objects.revisions import controller_revision, read_revision, rendered
 from control_plane.objects.scheduling import unnamed_devices
+from control_plane.objects.template_rules import template_problems
 from control_plane.objects.worker_flags import settings_map
 from control_plane.objects.workload import record_of, workload
+from control_plane.observe.desired_spec import read_desired_spec
 from tandem.engine.vllm.settings import Nodes
 from tandem.kube.kinds import Json
 from tandem.process.settings import load_settings
@@ -214,6 +216,126 @@ def test_a_template_cannot_take_away_what_others_rely_on() -> None:
     assert pod["metadata"]["labels"][POOL] == "all"
     assert pod["metadata"]["labels"]["team"] == "a"
     assert pod["spec"]["priorityClassName"] == "high"
+
+
+def with_template(patch: Json, credentials: str | None = None) -> ModelService:
+    service = read("smallest")
+    pool = Pool("all", "unified", image="i", template=patch)
+    model = msgspec.structs.replace(service.spec.model, credentials_secret=credentials)
+    return msgspec.structs.replace(service, spec=msgspec.structs.replace(service.spec, pools=(pool,), model=model))
+
+
+def in_worker(**fields: Any) -> Json:
+    return {"spec": {"containers": [{"name": "worker", **fields}]}}
+
+
+def secured(**fields: Any) -> Json:
+    return in_worker(securityContext=fields)
+
+
+def secret_of(name: str) -> Json:
+    return {"name": "X", "valueFrom": {"secretKeyRef": {"name": name, "key": "k"}}}
+
+
+@pytest.mark.parametrize(
+    ("patch", "said"),
+    [
+        ({"spec": {"serviceAccountName": "tandem-operator"}}, "spec.serviceAccountName: tandem-operator has rights"),
+        (
+            {"spec": {"automountServiceAccountToken": True}},
+            "spec.automountServiceAccountToken: a template can",
+        ),
+        (
+            {"spec": {"automountServiceAccountToken": None}},
+            "spec.automountServiceAccountToken: a template can",
+        ),
+        ({"spec": {"hostPID": True}}, "spec.hostPID: a template can only say false"),
+        ({"spec": {"hostNetwork": True}}, "spec.hostNetwork: a template can only say false"),
+        ({"spec": {"nodeName": "control-plane-0"}}, "spec.nodeName is not allowed"),
+        ({"spec": {"$patch": "replace"}}, "spec.$patch: what Tandem sets there"),
+        ({"spec": {"securityContext": None}}, "spec.securityContext: what Tandem sets there cannot be taken away"),
+        ({"spec": {"securityContext": {"sysctls": []}}}, "spec.securityContext.sysctls is not allowed"),
+        ({"spec": {"securityContext": {"runAsNonRoot": None}}}, "spec.securityContext.runAsNonRoot: it cannot be"),
+        (
+            {"spec": {"volumes": [{"name": "root", "hostPath": {"path": "/"}}]}},
+            "spec.volumes[0].hostPath: hostPath / is not allowed; take a claim or an emptyDir, or have / added",
+        ),
+        ({"spec": {"volumes": [{"name": "n", "nfs": {}}]}}, "spec.volumes[0].nfs: a volume of kind nfs is not"),
+        (
+            {"spec": {"volumes": [{"name": "ca", "secret": {"secretName": "tandem-ca"}}]}},
+            "spec.volumes[0].secret.secretName: tandem-ca is not this service's Secret",
+        ),
+        (
+            {"spec": {"volumes": [{"name": "t", "projected": {"sources": [{"serviceAccountToken": {}}]}}]}},
+            "spec.volumes[0].projected.sources[0].serviceAccountToken is not allowed",
+        ),
+        ({"spec": {"imagePullSecrets": [{"name": "x"}]}}, "spec.imagePullSecrets[0].name: x is not this service's"),
+        (secured(privileged=True), "spec.containers[0].securityContext.privileged: a template can only say false"),
+        (secured(allowPrivilegeEscalation=None), "securityContext.allowPrivilegeEscalation: a template can only say"),
+        (secured(capabilities={"add": ["SYS_ADMIN"]}), "capabilities.add: SYS_ADMIN is not allowed; take it out, or"),
+        (
+            secured(capabilities={"drop": []}),
+            "containers[0].securityContext.capabilities.drop: it must have ALL",
+        ),
+        (secured(capabilities=None), "spec.containers[0].securityContext.capabilities: it cannot be taken away"),
+        (secured(seccompProfile={"type": "Unconfined"}), "securityContext.seccompProfile: a profile of Unconfined"),
+        (in_worker(env=[secret_of("tandem-tls")]), "env[0].valueFrom.secretKeyRef.name: tandem-tls is not this"),
+        (in_worker(envFrom=[{"secretRef": {"name": "x"}}]), "containers[0].envFrom[0].secretRef.name: x is not this"),
+        (in_worker(ports=[{"containerPort": 1, "hostPort": 22}]), "containers[0].ports[0].hostPort: ports of nodes"),
+        (in_worker(**{"$patch": "replace"}), "spec.containers[0].$patch: what Tandem sets there"),
+    ],
+)
+def test_a_template_takes_no_rights(patch: Json, said: str) -> None:
+    obj = msgspec.to_builtins(with_template(patch))
+    problem = read_desired_spec(obj, INSTALLATION).problem
+    assert problem is not None, "it is a condition of the service"
+    assert problem.startswith("spec.pools[0].template.")
+    assert said in problem
+
+
+def test_a_template_takes_what_the_installation_allows_by_name() -> None:
+    allowing = replace(
+        INSTALLATION,
+        template_secrets=("tokens",),
+        template_volumes=("nfs", "/mnt/weights"),
+        template_capabilities=("SYS_ADMIN",),
+        template_service_accounts=("reader",),
+    )
+    patch: Json = {
+        "metadata": {"annotations": {"k8s.v1.cni.cncf.io/networks": "fast"}},
+        "spec": {
+            "serviceAccountName": "reader",
+            "automountServiceAccountToken": False,
+            "volumes": [
+                {"name": "a", "nfs": {"server": "s", "path": "/"}},
+                {"name": "b", "hostPath": {"path": "/mnt/weights"}},
+                {"name": "c", "image": {"reference": "weights:1"}},
+            ],
+            "containers": [
+                {
+                    "name": "worker",
+                    "env": [secret_of("tokens"), secret_of("hub")],
+                    "securityContext": {
+                        "runAsUser": 0,
+                        "runAsNonRoot": False,
+                        "capabilities": {"add": ["SYS_ADMIN"]},
+                    },
+                }
+            ],
+        },
+    }
+    assert list(template_problems(with_template(patch, "hub"), allowing)) == []
+    assert len(list(template_problems(with_template(patch), INSTALLATION))) == 6
+
+
+def test_credentials_of_a_model_are_not_tandems_own() -> None:
+    (said,) = template_problems(with_template({}, "tandem-ca"), INSTALLATION)
+    assert said == ("spec.model.credentialsSecret: tandem-ca is Tandem's own; name one with the model's credentials")
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_good_services_keep_the_rules_of_templates(name: str) -> None:
+    assert list(template_problems(read(name), INSTALLATION)) == []
 
 
 def test_a_worker_that_spans_nodes_is_a_group() -> None:
