@@ -117,7 +117,12 @@ class Controller:
         wish = self.wish(key, obj)
         told = ReportedInputs(loads=tools.reports.loads(key), model=tools.models.facts(obj, wish))
         found = observe(obj, wish, tools.mirror.stores(key[0]), told, self._record)
-        return replace(found, health=self._health_of(key, found), routers=tools.reports.routers(key))
+        return replace(
+            found,
+            extensions=replace(found.extensions, keda_schema=tools.mirror.keda_schema),
+            health=self._health_of(key, found),
+            routers=tools.reports.routers(key),
+        )
 
     def _health_of(self, key: Key, observed: Observed) -> dict[str, Health]:
         names = sorted({each.revision for each in observed.workers})

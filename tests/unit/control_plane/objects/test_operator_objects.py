@@ -1,5 +1,7 @@
 """The objects that a service consists of."""
 
+import copy
+import json
 import os
 import shutil
 import subprocess
@@ -12,12 +14,20 @@ import msgspec
 import pytest
 import yaml
 
-from control_plane.objects.children import disruption_budget, engine_pool, headless_service, scaled_object
+from control_plane.objects.children import (
+    disruption_budget,
+    engine_pool,
+    headless_service,
+    needed,
+    scaled_object,
+    undeclared,
+)
 from control_plane.objects.gate import gate_job
 from control_plane.objects.installation import Installation, completed
 from control_plane.objects.merging import merged
 from control_plane.objects.names import POOL, REVISION, ROLE, SERVICE
 from control_plane.objects.pods import pod_template
+from control_plane.objects.pruning import pruned
 from control_plane.objects.revisions import controller_revision, read_revision, rendered
 from control_plane.objects.scheduling import unnamed_devices
 from control_plane.objects.template_rules import template_problems
@@ -497,6 +507,41 @@ def test_what_scales_names_the_pool_and_leaves_decisions_to_the_scaler() -> None
     assert spec["triggers"][0]["metadata"]["pool"] == "decode"
     for direction in spec["advanced"]["horizontalPodAutoscalerConfig"]["behavior"].values():
         assert direction == {"stabilizationWindowSeconds": 0, "tolerance": "0"}
+
+
+KEDA = json.loads((Path(__file__).parents[3] / "cluster" / "data" / "keda_scaled_objects.json").read_text())
+"""Which fields a ScaledObject has in versions of KEDA."""
+TOLERANCES = tuple(
+    f"spec.advanced.horizontalPodAutoscalerConfig.behavior.{way}.tolerance" for way in ("scaleDown", "scaleUp")
+)
+
+
+@pytest.mark.parametrize(
+    ("version", "lost"),
+    [
+        ("2.15.1", (*TOLERANCES, "spec.fallback.behavior")),
+        ("2.17.2", TOLERANCES),
+        ("2.18.3", ()),
+        ("2.20.2", ()),
+    ],
+)
+def test_a_scaled_object_has_what_this_version_of_keda_declares(version: str, lost: tuple[str, ...]) -> None:
+    pool = read("70B, TP 4, P/D, autoscaled").spec.pools[1]
+    assert pool.autoscaling is not None
+    whole = scaled_object("llama-70b", pool, pool.autoscaling, OWNER, INSTALLATION)
+    fitted, found = pruned(whole, KEDA[version])
+    assert found == lost == undeclared(KEDA[version])
+    assert needed(found) == (), "it scales all the same"
+    assert pruned(fitted, KEDA[version]) == (fitted, ())
+    assert fitted["metadata"] == whole["metadata"]
+    assert (fitted == whole) == (not lost)
+
+
+def test_what_scaling_cannot_do_without_is_missed() -> None:
+    old = copy.deepcopy(KEDA["2.20.2"])
+    del old["properties"]["spec"]["properties"]["triggers"]["items"]["properties"]["metricType"]
+    assert needed(undeclared(old)) == ("spec.triggers[].metricType",)
+    assert undeclared(None) == ()
 
 
 def test_services_are_headless_and_budgets_let_nodes_drain() -> None:
