@@ -59,6 +59,8 @@ class Installation:
     """Service accounts that the template of a pool may name."""
     cache_host_path: str | None = None
     """Directory of each node where downloaded models are kept; None downloads for each pod."""
+    cache_size: str = "1Ti"
+    """Most of a node's disk that the downloaded model of one pod may take, where nodes keep none."""
 
 
 def completed(service: ModelService, installation: Installation) -> ModelService:

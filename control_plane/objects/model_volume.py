@@ -56,7 +56,7 @@ def _fetched(model: Model, installation: Installation) -> ModelVolume:
     fetch = [model.source, "--cache", f"{CACHE}/weights", "--link", link, "--report", f"{_LINKS}/fetch.json"]
     for flag, value in (("--revision", model.revision), ("--digest", model.digest)):
         fetch += [flag, value] if value else []
-    volume, mount = {"name": "model", "emptyDir": {}}, {"name": "model", "mountPath": _LINKS}
+    volume, mount = {"name": "model", "emptyDir": {"sizeLimit": "16Mi"}}, {"name": "model", "mountPath": _LINKS}
     return replace(
         cached,
         source=link,
@@ -68,7 +68,9 @@ def _fetched(model: Model, installation: Installation) -> ModelVolume:
 
 def _cached(source: str, installation: Installation) -> ModelVolume:
     path = installation.cache_host_path
-    place: Json = {"emptyDir": {}} if path is None else {"hostPath": {"path": path, "type": "DirectoryOrCreate"}}
+    place: Json = {"hostPath": {"path": path, "type": "DirectoryOrCreate"}}
+    if path is None:
+        place = {"emptyDir": {"sizeLimit": installation.cache_size}}
     volume = {"name": "cache", **place}
     mount = {"name": "cache", "mountPath": CACHE}
     home = {"name": "HF_HOME", "value": f"{CACHE}/hub"}

@@ -19,12 +19,15 @@ from control_plane.objects.model_volume import CACHE, ModelVolume, model_volume
 from control_plane.objects.names import LINK_PORT_ANNOTATION, REVISION, pool_labels, workers_name
 from control_plane.objects.scheduling import (
     affinity,
+    default_requests,
     network_devices,
     node_selector,
     resource_claims,
     resources,
+    spread,
     tolerations,
     transports,
+    with_requests,
 )
 from control_plane.objects.worker_flags import worker_flags
 from tandem.kube.kinds import Json
@@ -47,7 +50,7 @@ def pod_template(service: ModelService, pool: Pool, revision: str, installation:
     plain = _template(service, pool, revision, installation, volume, ())
     devices = network_devices(pool, merged(plain, pool.template))
     generated = _template(service, pool, revision, installation, volume, devices) if devices else plain
-    patched = merged(generated, pool.template)
+    patched = with_requests(merged(generated, pool.template), CONTAINER, default_requests(service, pool))
     if volume.on_node:
         spec = patched["spec"]
         owning = _owning(pool, installation, _user(spec))
@@ -81,6 +84,7 @@ def _template(
         "volumes": _volumes(installation, volume),
         "resourceClaims": resource_claims(pool),
         "affinity": affinity(service, pool),
+        "topologySpreadConstraints": spread(service, pool),
         "tolerations": tolerations(pool),
         "nodeSelector": node_selector(pool, installation),
         "serviceAccountName": installation.service_account,
@@ -186,6 +190,7 @@ def _fetching(service: ModelService, pool: Pool, installation: Installation, vol
         "imagePullPolicy": installation.image_pull_policy,
         "command": ["python", "-m", "tandem.apps.cli", "fetch"],
         "args": list(volume.fetch),
+        "resources": {"requests": {"cpu": "500m", "memory": "512Mi"}},
         "env": list(volume.environment),
         "envFrom": [] if credentials is None else [{"secretRef": {"name": credentials}}],
         "securityContext": {
@@ -238,8 +243,8 @@ def _settings(service: ModelService, pool: Pool, revision: str) -> list[Json]:
 
 def _volumes(installation: Installation, volume: ModelVolume) -> list[Json]:
     found: list[Json] = [
-        {"name": "tmp", "emptyDir": {}},
-        {"name": "shm", "emptyDir": {"medium": "Memory"}},
+        {"name": "tmp", "emptyDir": {"sizeLimit": "16Gi"}},
+        {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "16Gi"}},
     ]
     if installation.key_secret is not None:
         found.append({"name": "kv-key", "secret": {"secretName": installation.key_secret, "defaultMode": 0o440}})

@@ -5,7 +5,7 @@ from fnmatch import fnmatch
 from typing import Any, Final
 
 from control_plane.objects.installation import Installation
-from control_plane.objects.names import SERVICE
+from control_plane.objects.names import SERVICE, selector
 from tandem.kube.kinds import Json
 from tandem.spec.engine import Parallelism
 from tandem.spec.pool import Network, Pool, engine_of
@@ -48,7 +48,8 @@ def nodes_of(service: ModelService, pool: Pool) -> int:
 
 
 def resources(service: ModelService, pool: Pool) -> Json:
-    """Accelerators and network devices of one pod. Memory and processors are for the pool's template to say."""
+    """Accelerators and network devices of one pod. Memory and processors are for the pool's template to say; where it
+    does not, there are `default_requests`."""
     network = pool.network or Network()
     limits = {name: str(count) for name, count in network.resources.items()}
     if pool.accelerator is not None:
@@ -56,6 +57,42 @@ def resources(service: ModelService, pool: Pool) -> Json:
         limits[pool.accelerator.resource] = str(each)
     claims = [{"name": claim.name} for claim in network.claims]
     return {**({"limits": limits} if limits else {}), **({"claims": claims} if claims else {})}
+
+
+def default_requests(service: ModelService, pool: Pool) -> dict[str, str]:
+    """What one pod asks for where nobody says it: a beginning, so that nodes are not overbooked and quotas count it.
+    Weights pass through host memory on their way to an accelerator."""
+    ranks = 0 if pool.accelerator is None else parallelism_of(service, pool).ranks // nodes_of(service, pool)
+    if not ranks:
+        return {"cpu": "500m", "memory": "1Gi", "ephemeral-storage": "1Gi"}
+    return {"cpu": str(1 + ranks), "memory": f"{4 + 4 * ranks}Gi", "ephemeral-storage": "4Gi"}
+
+
+def with_requests(template: Json, name: str, requests: Mapping[str, str]) -> Json:
+    """The template whose container `name` asks for this, too, as far as it has neither a request nor a limit."""
+    spec = template["spec"]
+    containers = [_requesting(each, requests) if each["name"] == name else each for each in spec["containers"]]
+    return {**template, "spec": {**spec, "containers": containers}}
+
+
+def _requesting(container: Json, requests: Mapping[str, str]) -> Json:
+    asked = container.get("resources") or {}
+    said = {**(asked.get("limits") or {}), **(asked.get("requests") or {})}
+    more = {key: value for key, value in requests.items() if key not in said}
+    return {**container, "resources": {**asked, "requests": {**(asked.get("requests") or {}), **more}}}
+
+
+def spread(service: ModelService, pool: Pool) -> list[Json]:
+    """A pool that is to survive the loss of a worker does not put all of them on one node, if there is another."""
+    if not pool.spare:
+        return []
+    constraint = {
+        "topologyKey": "kubernetes.io/hostname",
+        "maxSkew": 1,
+        "whenUnsatisfiable": "ScheduleAnyway",
+        "labelSelector": {"matchLabels": selector(service.metadata.name, pool.name)},
+    }
+    return [constraint]
 
 
 def resource_claims(pool: Pool) -> list[Json]:

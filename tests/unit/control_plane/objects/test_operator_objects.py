@@ -194,7 +194,7 @@ def test_a_claim_is_made_of_each_pod_and_transports_can_be_chosen() -> None:
     network = Network(claims=(NetworkClaim("nics", "four-nics"),))
     pod = pod_template(service, Pool("all", "unified", image="i", network=network), "abc", INSTALLATION)
     assert pod["spec"]["resourceClaims"] == [{"name": "nics", "resourceClaimTemplateName": "four-nics"}]
-    assert worker(pod)["resources"] == {"claims": [{"name": "nics"}]}
+    assert worker(pod)["resources"]["claims"] == [{"name": "nics"}]
     assert transports_of(pod) == "nixl,tcp"
     chosen = msgspec.structs.replace(network, transports=("tcp",))
     pod = pod_template(service, Pool("all", "unified", image="i", network=chosen), "abc", INSTALLATION)
@@ -216,6 +216,45 @@ def test_a_device_that_nothing_names_is_said_and_not_guessed() -> None:
     assert unnamed_devices(pool, template("smallest")) is None
     gpus = template("one node")
     assert unnamed_devices(read("one node").spec.pools[0], gpus) is None, "accelerators are no network"
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_every_container_asks_for_something_and_every_emptydir_ends(name: str) -> None:
+    service = read(name)
+    for pool in service.spec.pools:
+        spec = pod_template(service, pool, "abc", INSTALLATION)["spec"]
+        for container in (*spec.get("initContainers", ()), *spec["containers"]):
+            asked = container["resources"]
+            assert {"cpu", "memory"} <= {*asked.get("requests", {}), *asked.get("limits", {})}, container["name"]
+        assert "ephemeral-storage" in worker({"spec": spec})["resources"]["requests"]
+        for volume in spec["volumes"]:
+            assert "emptyDir" not in volume or "sizeLimit" in volume["emptyDir"], volume
+
+
+def test_what_a_pool_says_of_its_resources_is_not_overruled() -> None:
+    service = read("smallest")
+    asked = {"requests": {"cpu": "2"}, "limits": {"memory": "256Mi"}}
+    pool = Pool(
+        "all", "unified", image="i", template={"spec": {"containers": [{"name": "worker", "resources": asked}]}}
+    )
+    found = worker(pod_template(service, pool, "abc", INSTALLATION))["resources"]
+    assert found == {"requests": {"cpu": "2", "ephemeral-storage": "1Gi"}, "limits": {"memory": "256Mi"}}, (
+        "the request follows the limit"
+    )
+    gpus = worker(template("70B, TP 4, P/D, autoscaled"))["resources"]
+    assert gpus["requests"] == {"cpu": "5", "memory": "20Gi", "ephemeral-storage": "4Gi"}
+
+
+def test_spare_workers_are_spread_over_nodes() -> None:
+    prefill, decode = (template("70B, TP 4, P/D, autoscaled", index)["spec"] for index in range(2))
+    assert "topologySpreadConstraints" not in prefill
+    (constraint,) = decode["topologySpreadConstraints"]
+    assert (constraint["topologyKey"], constraint["whenUnsatisfiable"]) == (
+        "kubernetes.io/hostname",
+        "ScheduleAnyway",
+    )
+    labels = template("70B, TP 4, P/D, autoscaled", 1)["metadata"]["labels"]
+    assert constraint["labelSelector"]["matchLabels"].items() <= labels.items()
 
 
 def test_a_template_cannot_take_away_what_others_rely_on() -> None:

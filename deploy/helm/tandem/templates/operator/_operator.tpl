@@ -46,6 +46,7 @@
 {{- with $template.serviceAccounts }}
 - --template_service_accounts={{ join "," . }}
 {{- end }}
+- --cache_size={{ .Values.workers.cacheSize }}
 {{- with .Values.workers.cacheHostPath }}
 - --cache_host_path={{ . }}
 {{- end }}
