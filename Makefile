@@ -80,7 +80,7 @@ test-vllm-next: setup-vllm
 # Raylets bind loopback, but Serve binds every address, and a Ray cluster is many processes: a network and a PID
 # namespace of its own, with which everything ends. The shell reaps what loses its parent.
 RAY_PYTHON ?= $(BIN)/python
-RAY_S ?= 600
+RAY_S ?= 1200
 ALONE := timeout --kill-after=10 $(RAY_S) unshare $(if $(filter 0,$(shell id -u)),,--map-root-user) --net --pid --fork \
 	--kill-child=KILL --mount-proc sh -c 'ip link set lo up; "$$@"; exit $$?' sh
 

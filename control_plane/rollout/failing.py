@@ -11,25 +11,24 @@ def failure(view: View, progress: Progress | None, now: float) -> Failure | None
 
     Only a revision that replaces another can fail: without one there is nothing to go back to.
     """
-    if not view.replacing or view.stable is None:
+    if view.replaced is None:
         return None
     update, spec = view.of(view.update), view.spec
     if view.gated(view.update) and update.gate == "failed":
         return Failure(view.update, "gate", "its answers differ too much from those of the old revision")
-    worse = regression(update.health, view.of(view.stable).health, spec.error_budget)
+    worse = regression(update.health, view.of(view.replaced).health, spec.error_budget)
     if worse is not None:
         return Failure(view.update, *worse)
     # Without automatic rollback a late rollout goes on and only says so. A clock that ran for something else, as
     # during a pause, says nothing.
-    for_this = progress is not None and progress.aim == aim_of(view)
-    if spec.auto_rollback and not (spec.paused or view.asleep) and for_this and overdue(spec, progress, now):
-        return Failure(view.update, "deadline", _late(spec))
-    return None
+    if progress is None or progress.aim != aim_of(view) or not spec.auto_rollback or spec.paused or view.asleep:
+        return None
+    return Failure(view.update, "deadline", _late(spec)) if overdue(spec, progress, now) else None
 
 
-def overdue(spec: RolloutSpec, progress: Progress | None, now: float) -> bool:
+def overdue(spec: RolloutSpec, progress: Progress, now: float) -> bool:
     """Whether there has been no progress for longer than the spec allows."""
-    return progress is not None and progress.left > 0 and now - progress.since >= spec.progress_deadline_s
+    return progress.left > 0 and now - progress.since >= spec.progress_deadline_s
 
 
 def _late(spec: RolloutSpec) -> str:

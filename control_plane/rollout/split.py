@@ -18,14 +18,14 @@ Shares = Mapping[str, Fraction]
 
 def wanted_shares(view: View) -> dict[str, Fraction]:
     """The share of the service that each revision should have, given the spec, the gate and failures."""
-    if not view.replacing or view.stable is None:
+    if view.replaced is None:
         return {view.update: WHOLE}
     if view.rejected:
-        return {view.stable: WHOLE}
+        return {view.replaced: WHOLE}
     weight = Fraction(view.spec.weight, 100)
     if view.gated(view.update) and view.of(view.update).gate != "passed":
-        return {view.stable: WHOLE, view.update: min(weight, grain(view.goals))}
-    return {view.stable: WHOLE - weight, view.update: weight}
+        return {view.replaced: WHOLE, view.update: min(weight, grain(view.goals))}
+    return {view.replaced: WHOLE - weight, view.update: weight}
 
 
 def settled_pods(view: View, shares: Shares) -> dict[str, dict[str, int]]:
@@ -33,12 +33,12 @@ def settled_pods(view: View, shares: Shares) -> dict[str, dict[str, int]]:
     pods = {name: dict.fromkeys(view.replicas(name), 0) for name in view.revisions}
     if view.asleep:
         return pods
-    fallback = shares.get(view.stable, NOTHING) if view.stable is not None and view.replacing else NOTHING
+    fallback = NOTHING if view.replaced is None else shares.get(view.replaced, NOTHING)
     own = {goal.name: min(goal.replicas, goal.replicas + goal.surge - (fallback > 0)) for goal in view.goals}
     pods[view.update] = largest(view.goals, own, shares.get(view.update, NOTHING))
-    if view.stable is not None and view.replacing:
+    if view.replaced is not None:
         room = {goal.name: goal.replicas + goal.surge - pods[view.update][goal.name] for goal in view.goals}
-        pods[view.stable] = largest(view.goals, room, shares.get(view.stable, NOTHING))
+        pods[view.replaced] = largest(view.goals, room, shares.get(view.replaced, NOTHING))
     return pods
 
 
@@ -68,12 +68,12 @@ class Split:
         """What was overtaken goes first. The order of the other two makes no difference: their shares make up the
         whole."""
         if self.held:
-            return (self.view.stable,) if self.view.stable is not None else ()
+            return (self.view.replaced,) if self.view.replaced is not None else ()
         return self.view.revisions
 
     def _raising_order(self) -> tuple[str, ...]:
-        stable = (self.view.stable,) if self.view.replacing and self.view.stable is not None else ()
-        return stable if self.held else (*stable, self.view.update)
+        replaced = (self.view.replaced,) if self.view.replaced is not None else ()
+        return replaced if self.held else (*replaced, self.view.update)
 
     def _lower(self, name: str) -> None:
         floors = self._floors(name)
@@ -100,7 +100,7 @@ class Split:
 
     def _raise(self, name: str) -> None:
         goals, room = self.view.goals, self._room(name)
-        if name == self.view.stable and self.view.replacing:
+        if name == self.view.replaced:
             # What is missing may take all room; the share that the weight leaves must not keep the update out.
             missing = smallest(goals, self._missing(name), NOTHING)
             missing = {pool: min(count, room[pool]) for pool, count in missing.items()}

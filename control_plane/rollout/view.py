@@ -28,9 +28,14 @@ class View:
         return self.spec.revision
 
     @property
+    def replaced(self) -> str | None:
+        """The stable revision, where the spec asks for another."""
+        return self.stable if self.stable != self.update else None
+
+    @property
     def replacing(self) -> bool:
         """Whether the spec asks for another revision than the stable one."""
-        return self.stable is not None and self.stable != self.update
+        return self.replaced is not None
 
     @property
     def asleep(self) -> bool:
@@ -45,7 +50,7 @@ class View:
     @property
     def old(self) -> tuple[str, ...]:
         """Every revision that the spec does not ask for, the fallback last."""
-        return self.others + ((self.stable,) if self.replacing and self.stable is not None else ())
+        return self.others + ((self.replaced,) if self.replaced is not None else ())
 
     @property
     def revisions(self) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ def traffic(view: View, pods: Pods) -> dict[str, int]:
     """The weights for when `pods` (per revision and pool) are reached; empty when no revision can serve."""
     capacities = {name: _capacity(view, name, pods[name]) for name in view.serving}
     capacities = {name: capacity for name, capacity in capacities.items() if capacity}
-    if view.stable in capacities and view.replacing and view.update in capacities:
+    if view.replaced in capacities and view.update in capacities:
         return _capped(view, capacities)
     return percentages(capacities, 100)
 

@@ -80,10 +80,12 @@ class SegmentWriter:
     # -- appending --
 
     async def allocate(self, items: Sequence[Item]) -> list[Run]:
-        """Places for blocks, in runs of at most a batch. Raises `OSError` when there is no room for a new segment:
-        then nothing is allocated."""
-        runs = list[Run]()
+        """Places for blocks, in runs of at most a batch. Raises `OSError` when there is no room for a new segment, or
+        the disk was given up before its turn came: then nothing is allocated."""
+        runs, begun = list[Run](), self._round
         async with self._rolling:
+            if self._round != begun:
+                raise OSError(errno.EIO, "the disk was given up")
             try:
                 for item in items:
                     if self._log.full:

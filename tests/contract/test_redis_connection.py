@@ -35,7 +35,7 @@ from tandem.link.memory_link import InstantPolicy
 from tandem.process.system import SystemClock
 from tests.worlds.redis_stage import RedisServer, needs_redis, settings
 
-pytestmark = [needs_redis, pytest.mark.timeout(60)]
+pytestmark = needs_redis
 PREFIX = b"t:"
 NAMES = [bytes((0, at % 3)) + bytes((at,)) * 14 for at in range(9)]
 HOLDERS_MAX = 12

@@ -9,8 +9,6 @@ from kv_transfer.tiers.protocol import Lost, Pinning, Restored
 from tandem.process.system import SystemClock
 from tests.worlds.tier_stage import BLOCK, KINDS, ON_DISK, MemoryDisk, named, stage, until
 
-pytestmark = pytest.mark.timeout(60)
-
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_what_was_offered_comes_back_byte_for_byte_in_order(kind: str, tmp_path: Path) -> None:

@@ -31,8 +31,6 @@ KINDS = (
     pytest.param("nixl", marks=pytest.mark.skipif(not HAS_NIXL, reason="the extra `nixl` is not installed")),
 )
 
-pytestmark = pytest.mark.timeout(60)
-
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("count", "block_bytes"), [(1, 2048), (40, 2048), (5, 1 << 20), (0, 2048)])

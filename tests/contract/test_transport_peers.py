@@ -44,8 +44,6 @@ KINDS = (
 )
 ROOT = Path(__file__).parent.parent.parent
 
-pytestmark = pytest.mark.timeout(60)
-
 
 # ---- the holder's process dies or freezes ------------------------------------------------------------------------
 
@@ -110,7 +108,7 @@ async def dial(address: str) -> socket.socket:
 async def hung_up(sock: socket.socket) -> bytes:
     """Everything until the other side closes."""
     loop, data = asyncio.get_running_loop(), b""
-    async with asyncio.timeout(5.0):
+    async with asyncio.timeout(60.0):
         with suppress(ConnectionError):
             while piece := await loop.sock_recv(sock, 65536):
                 data += piece
@@ -157,7 +155,7 @@ async def test_connections_over_the_bound_are_closed_and_room_comes_back(kind: s
         assert caught.value.code == "transfer_failed"
         for sock in socks:
             sock.close()
-        async with asyncio.timeout(30.0):
+        async with asyncio.timeout(100.0):
             while True:
                 with suppress(TandemError):
                     assert len(await s.events(s.request(names))) == 3

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
 
 from kv_transfer.key_file import read_keyring
 from router.api.auth import Keys
@@ -24,7 +23,6 @@ from tandem.process.system import SystemClock
 from tandem.process.telemetry import open_telemetry
 from tests.worlds.processes import Running
 
-pytestmark = pytest.mark.timeout(180)
 OLD, NEW = "0000000001", "0000000002"
 WAIT_S = 60.0
 """For what happens soon, however busy the machine is."""
@@ -77,7 +75,7 @@ class Town:
         await self.cluster.delete(pod)
         running = self._running[name]
         running.process.terminate()
-        async with asyncio.timeout(30.0):
+        async with asyncio.timeout(100.0):
             await running.process.wait()
         gone = await self.cluster.get(pod)
         gone["metadata"].pop("finalizers")
@@ -106,7 +104,7 @@ class Town:
         roots = [asyncio.create_task(_named_root(service, name)) for name in service.roots()]
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{service.port}", timeout=60.0) as client:
             try:
-                async with asyncio.timeout(20.0):
+                async with asyncio.timeout(100.0):
                     await service.serve()
                 yield client
             finally:

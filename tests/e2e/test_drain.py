@@ -63,7 +63,7 @@ class Asking:
         return await asyncio.gather(*(self.stream(number, tokens) for number, tokens in enumerate(lengths)))
 
     async def all_begun(self, count: int) -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(100):
             while self.begun < count:  # noqa: ASYNC110  (what is waited for happens in other processes)
                 await asyncio.sleep(0.01)
 
@@ -224,7 +224,7 @@ async def test_what_cannot_be_is_refused_in_a_sentence(root: Path) -> None:
 
 
 async def until_state(asking: Asking, root: Path, name: str, state: str) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(100):
         while asking.platform(root).member(name).state != state:  # noqa: ASYNC110  (of another process)
             await asyncio.sleep(0.02)
 
@@ -233,7 +233,7 @@ async def said(control: str, line: bytes) -> dict[str, Any]:
     """What the control socket answers to a line."""
     reader, writer = await asyncio.open_unix_connection(control, limit=1 << 20)
     writer.write(line)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(100):
         answer: dict[str, Any] = json.loads(await reader.readline())
     writer.close()
     return answer

@@ -45,7 +45,7 @@ def request(**fields: Any) -> pb.GenerateRequest:
 
 async def generate(served: Served, asked: pb.GenerateRequest, **metadata: str) -> list[pb.GenerateChunk]:
     async with grpc.aio.insecure_channel(f"127.0.0.1:{served.grpc_port}") as channel:
-        call = stub(channel).Generate(asked, metadata=tuple(metadata.items()), timeout=20)
+        call = stub(channel).Generate(asked, metadata=tuple(metadata.items()), timeout=100)
         return [chunk async for chunk in call]
 
 
@@ -63,16 +63,16 @@ async def test_connections_above_the_bound_are_closed_and_calls_go_on() -> None:
         where = "127.0.0.1", served.grpc_port
         async with grpc.aio.insecure_channel(f"{where[0]}:{where[1]}") as channel:
             listed = stub(channel).ListModels
-            assert [model.id for model in (await listed(pb.ListModelsRequest(), timeout=20)).models] == [MODEL]
+            assert [model.id for model in (await listed(pb.ListModelsRequest(), timeout=100)).models] == [MODEL]
             silent_one = await asyncio.open_connection(*where)
             for _ in range(3):
                 reader, writer = await asyncio.open_connection(*where)
-                async with asyncio.timeout(20.0):
+                async with asyncio.timeout(100.0):
                     assert await reader.read() == b"", "nothing is said to a connection that is too many"
                 writer.close()
-            async with asyncio.timeout(20.0):
+            async with asyncio.timeout(100.0):
                 assert await silent_one[0].read(1) != b"", "one that fits is greeted"
-            assert len((await listed(pb.ListModelsRequest(), timeout=20)).models) == 1
+            assert len((await listed(pb.ListModelsRequest(), timeout=100)).models) == 1
             silent_one[1].close()
         async with grpc.aio.insecure_channel(f"{where[0]}:{where[1]}") as channel:
             again = stub(channel).ListModels(pb.ListModelsRequest(), timeout=20, wait_for_ready=True)
@@ -211,7 +211,7 @@ async def unsaid(served: Served, method: str = "Generate", **metadata: str) -> A
     async with grpc.aio.insecure_channel(f"127.0.0.1:{served.grpc_port}") as channel:
         begin: Any = channel.stream_stream
         made = begin(f"/tandem.v1.Inference/{method}")
-        yield made(metadata=tuple(metadata.items()), timeout=20)
+        yield made(metadata=tuple(metadata.items()), timeout=100)
 
 
 @pytest.mark.parametrize("method", ["Generate", "Resume", "ListModels"])

@@ -17,7 +17,7 @@ from tests.worlds.front_server import Served, serving
 
 async def resume(served: Served, name: str, positions: tuple[int, ...]) -> list[pb.GenerateChunk]:
     async with grpc.aio.insecure_channel(f"127.0.0.1:{served.grpc_port}") as channel:
-        call: Any = stub(channel).Resume(pb.ResumeRequest(request_id=name, positions=positions), timeout=20)
+        call: Any = stub(channel).Resume(pb.ResumeRequest(request_id=name, positions=positions), timeout=100)
         return [chunk async for chunk in call]
 
 
@@ -34,7 +34,7 @@ async def test_a_broken_call_goes_on_where_it_ended() -> None:
         served.door.services = replace(served.door.services, resumer=script)
         async with grpc.aio.insecure_channel(f"127.0.0.1:{served.grpc_port}") as channel:
             asked = request(resumable=True, parameters=pb.Parameters(n=2, logprobs=1))
-            call = stub(channel).Generate(asked, metadata=(("x-request-id", "mine"),), timeout=20)
+            call = stub(channel).Generate(asked, metadata=(("x-request-id", "mine"),), timeout=100)
             had = [await call.read() for _ in range(3)]
             call.cancel()
         assert [list(chunk.positions) for chunk in had] == [[1, 0], [1, 1], [2, 1]]

@@ -251,7 +251,7 @@ async def test_decode_lost_in_mid_stream(what: str) -> None:
         assert right.sequences[0].finish == "stop"
     async with platform(replace(pair("tcp", wrap_runner=wrap), decode=2)) as running:
         asked = running.begin(ask)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(100):
             await held[0].held.wait()
         assert 0 < asked.listener.tokens <= (STEPS + 1) * ask.n
         await running.kill("decode-0")
@@ -276,7 +276,7 @@ async def test_an_engine_process_killed_in_mid_stream() -> None:
     (right,) = await truth(ask)
     async with platform(replace(pair("shm", wrap_runner=wrap), decode=2)) as running:
         asked = running.begin(ask, lambda count: some.set() if count >= 5 else None)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(100):
             await some.wait()
         pid = engines[0].pid
         assert pid is not None

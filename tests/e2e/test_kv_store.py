@@ -16,7 +16,6 @@ __all__ = ["root"]
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="reads /proc and relies on the parent-death signal"),
-    pytest.mark.timeout(120),
 ]
 _PROMPT = " ".join(["lantern"] * 300)
 _STORE_S = 20.0

@@ -37,7 +37,7 @@ async def first_answer(running: Up) -> dict[str, Any]:
     status, body = await running.chat()
     assert status == 200, body
     request_id = msgspec.json.decode(body)["id"]
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(100):
         while True:
             status, body = await send_request(running.target, "GET", f"/v1/requests/{request_id}")
             spans = msgspec.json.decode(body).get("spans") if status == 200 else None
@@ -79,7 +79,7 @@ async def test_the_first_request_is_handed_off_and_workers_and_pairs_can_be_seen
 
 async def paired(running: Up, prefill: str, *decodes: str) -> None:
     """Wait until canaries have gone from a prefill worker to all of these: one of them is enough to be served."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(100):
         while True:
             pairs = {
                 pair["worker"]: (pair["state"], pair["path"]) for pair in (await workers(running))[prefill]["pairs"]
@@ -121,7 +121,7 @@ async def test_a_worker_without_any_working_transport_does_not_start_and_says_wh
         *argv, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, env=environment_in(root)
     )
     try:
-        out, _err = await asyncio.wait_for(process.communicate(), 30)
+        out, _err = await asyncio.wait_for(process.communicate(), 100)
     finally:
         if process.returncode is None:
             process.kill()

@@ -8,8 +8,6 @@ import pytest
 
 from benchmarks import stage_copies, stage_side
 
-pytestmark = pytest.mark.timeout(300)
-
 
 def test_a_hand_off_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stage_copies, "TOKENS", 300)

@@ -69,7 +69,7 @@ async def test_a_second_interrupt_does_not_wait_for_streams(root: Path) -> None:
 
 async def answered(running: Up) -> None:
     """Ask until the router has found the worker again."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(100):
         while True:
             status, body = await running.chat()
             if status != 503:
@@ -80,7 +80,7 @@ async def answered(running: Up) -> None:
 
 async def streaming(target: Target) -> None:
     """Wait until a request runs, by the router's own count."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(100):
         while True:
             _, metrics = await send_request(target, "GET", "/metrics")
             if re.search(r"^tandem_requests_running [1-9]", metrics.decode(), re.MULTILINE):

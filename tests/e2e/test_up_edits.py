@@ -16,7 +16,6 @@ __all__ = ["root"]
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="reads /proc and relies on the parent-death signal"),
-    pytest.mark.timeout(180),
 ]
 
 
@@ -67,7 +66,7 @@ async def test_an_edit_rolls_over_under_load_without_a_failed_request(root: Path
                     turn += 1
 
             lanes = [asyncio.create_task(keep_asking(lane)) for lane in range(3)]
-            async with asyncio.timeout(30.0):
+            async with asyncio.timeout(100.0):
                 while not texts:  # noqa: ASYNC110  (other processes answer)
                     await asyncio.sleep(0.02)
             write(path, tiers={"dram": "64Mi"})
@@ -120,7 +119,7 @@ async def test_aliases_are_served_from_the_start_and_when_they_are_edited(root: 
             assert (answer.status_code, answer.json()["model"]) == (200, "first")
             write(path, model={"name": "demo", "aliases": ["second"]})
             await carried_out(running)
-            async with asyncio.timeout(10.0):
+            async with asyncio.timeout(100.0):
                 while await names(client) != ["demo", "second"]:  # noqa: ASYNC110  (another process tells nobody)
                     await asyncio.sleep(0.1)
             assert await workers(client) == before

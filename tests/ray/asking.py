@@ -1,7 +1,7 @@
 """What tests of a Ray cluster ask: chat through the ingress, and waiting until something is there."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -11,23 +11,33 @@ from tandem.apps.client.http import Target
 from tandem.core.errors import TandemError
 
 
-async def chat(at: Target, model: str, content: str, max_tokens: int = 12) -> tuple[int, Any]:
-    """Status and answer of a greedy chat."""
+async def chat(
+    at: Target, model: str, content: str, max_tokens: int = 12, more: Mapping[str, Any] | None = None
+) -> tuple[int, Any]:
+    """Status and answer of a greedy chat; `more` are further fields of the request."""
     body = {
         "model": model,
         "messages": [{"role": "user", "content": content}],
         "max_tokens": max_tokens,
         "temperature": 0.0,
+        **(more or {}),
     }
     status, answer = await send_request(at, "POST", "/v1/chat/completions", msgspec.json.encode(body), 60)
     return status, msgspec.json.decode(answer) if answer.startswith(b"{") else answer
 
 
-async def answered(at: Target, model: str, content: str, max_tokens: int = 12, within_s: float = 90.0) -> Any:
+async def answered(
+    at: Target,
+    model: str,
+    content: str,
+    max_tokens: int = 12,
+    within_s: float = 90.0,
+    more: Mapping[str, Any] | None = None,
+) -> Any:
     """The first answer: until workers are there requests are refused."""
 
     async def ask() -> Any:
-        status, answer = await chat(at, model, content, max_tokens)
+        status, answer = await chat(at, model, content, max_tokens, more)
         return answer if status == 200 else None
 
     return await eventually(ask, within_s)

@@ -7,6 +7,8 @@ import psutil
 
 from tandem.apps.client.http import Target
 from tandem.apps.ray.hub_client import HUB, NAMESPACE
+from tandem.apps.ray.hub_store import STATE, HubState
+from tandem.apps.ray.serving import ROUTERS
 from tandem.spec.service import ModelService
 from tests.ray.asking import answered, eventually
 from tests.ray.conftest import HTTP_PORT, RayStage, begin_serve
@@ -27,7 +29,7 @@ async def test_the_hub_ends_after_serve_was_shut_down(ray_stage: RayStage) -> No
     import ray
     from ray import serve
 
-    from tandem.apps.ray.application import ROUTERS, router_application
+    from tandem.apps.ray.application import router_application
     from tandem.apps.ray.hub_actor import make_hub
     from tandem.apps.ray.hub_client import hub_of_this_cluster
     from tandem.apps.ray.options import RaySettings
@@ -39,8 +41,7 @@ async def test_the_hub_ends_after_serve_was_shut_down(ray_stage: RayStage) -> No
     await asyncio.to_thread(serve.run, router_application(RouterPlan(drain_s=1.0), 1), name=ROUTERS)
     await answered(Target("127.0.0.1", HTTP_PORT, False, ""), "brief", "hello", 3)
     pids = [each.pid for each in (await hub.call("entry")).members]
-    # The hub looks every two seconds, and has to have seen its routers.
-    await asyncio.sleep(3.0)
+    await eventually(_routers_seen)
     await asyncio.to_thread(serve.shutdown)
     try:
 
@@ -56,3 +57,11 @@ async def test_the_hub_ends_after_serve_was_shut_down(ray_stage: RayStage) -> No
         assert not list(ray_stage.folder.glob("tandem-*"))
     finally:
         begin_serve(ray_stage.folder)
+
+
+async def _routers_seen() -> bool:
+    """Whether the hub has kept that its routers have been there: only then it misses them."""
+    from tandem.apps.ray.ray_serving import RayStore
+
+    kept = await RayStore().get(STATE)
+    return kept is not None and msgspec.msgpack.decode(kept, type=HubState).routers_seen

@@ -13,20 +13,24 @@ import psutil
 import pytest
 import yaml
 
-from tandem.apps.client.http import Target
+from tandem.apps.cli.main import USAGE_ERROR
+from tandem.apps.client.http import Target, parse_target
 from tandem.apps.ray.discovery_file import FILE
 from tests.ray.asking import answered, eventually, listed
 from tests.ray.conftest import HTTP_PORT, RayStage, begin_serve
 from tests.worlds.up_stage import Up
 
 AT = Target("127.0.0.1", HTTP_PORT, False, "")
+PREFIXED = Target("127.0.0.1", HTTP_PORT, False, "/llm")
+OWN_PORT = HTTP_PORT + 10
+"""Of routers that are not behind Serve's ingress."""
 READY_S = 90.0
 pytestmark = pytest.mark.timeout(300)
 
 
-def written(folder: Path, name: str, workers: int = 1) -> Path:
+def written(folder: Path, name: str, port: int = HTTP_PORT) -> Path:
     """The file of a service of unified simulated workers, called as its model."""
-    pool = {"name": "all", "role": "unified", "replicas": workers, "drainSeconds": 3}
+    pool = {"name": "all", "role": "unified", "replicas": 1, "drainSeconds": 3}
     service = {
         "apiVersion": "tandem.dev/v1alpha1",
         "kind": "ModelService",
@@ -35,7 +39,7 @@ def written(folder: Path, name: str, workers: int = 1) -> Path:
             "model": {"source": "demo", "name": name},
             "engine": {"type": "simulated"},
             "pools": [pool],
-            "router": {"port": HTTP_PORT},
+            "router": {"port": port},
         },
     }
     path = folder / f"{name}.yaml"
@@ -105,17 +109,17 @@ async def test_up_serves_follows_edits_scales_and_leaves_nothing(ray_stage: RayS
 
 async def _up_edited_scaled_and_stopped(stage: RayStage) -> None:
     file = written(stage.folder, "chat")
-    async with running(stage.folder, up(stage, str(file))) as command:
+    async with running(stage.folder, up(stage, "--route-prefix", "/llm", str(file))) as command:
         found = await command.line(r"chat is served at (\S+)/v1", READY_S)
-        assert found[1] == f"http://127.0.0.1:{HTTP_PORT}"
-        assert (await answered(AT, "chat", "hello", 5))["usage"]["completion_tokens"] == 5
+        assert found[1] == f"http://127.0.0.1:{HTTP_PORT}/llm"
+        assert (await answered(PREFIXED, "chat", "hello", 5))["usage"]["completion_tokens"] == 5
         first = workers()
         assert segments()
         assert len(first) == 1
         file.write_text(file.read_text().replace("type: simulated", "type: simulated\n    blockTokens: 32"))
         await command.line("is to be revision")
         await eventually(lambda: _other_than(first))
-        assert (await answered(AT, "chat", "again", 5))["usage"]["completion_tokens"] == 5
+        assert (await answered(PREFIXED, "chat", "again", 5))["usage"]["completion_tokens"] == 5
         scale = (sys.executable, "-m", "tandem.apps.cli", "scale", "all=2", "--url", f"http://127.0.0.1:{HTTP_PORT}")
         async with running(stage.folder, scale) as scaling:
             assert await scaling.rest(60) == 0, scaling.lines
@@ -148,7 +152,7 @@ def serve_processes() -> list[str]:
 
 
 async def _two_listed() -> bool:
-    return len(await listed(AT, "/v1/workers")) == 2
+    return len(await listed(PREFIXED, "/v1/workers")) == 2
 
 
 async def _scraped(stage: RayStage) -> bool:
@@ -161,6 +165,34 @@ async def _scraped(stage: RayStage) -> bool:
 async def _other_than(before: set[int]) -> bool:
     now = workers()
     return len(now) == 1 and not now & before
+
+
+@pytest.mark.asyncio
+async def test_what_was_kept_is_taken_over_as_it_runs_and_ends_in_a_hurry(ray_stage: RayStage) -> None:
+    """Routers on ports of their own, beside a Serve with HAProxy."""
+    file = str(written(ray_stage.folder, "kept", OWN_PORT))
+    async with running(ray_stage.folder, up(ray_stage, "--ingress", "direct", "--keep", file)) as first:
+        at = await first.line(rf"kept is served at (http://127.0.0.\d:{OWN_PORT})/v1", READY_S)
+        first.process.send_signal(signal.SIGINT)
+        assert await first.rest(60) == 0, first.lines
+    assert (await answered(parse_target(at[1]), "kept", "hello", 5))["usage"]["completion_tokens"] == 5
+    async with running(ray_stage.folder, up(ray_stage, "--routers", "1", file)) as other:
+        assert await other.rest(60) == USAGE_ERROR, other.lines
+        assert "--routers is 1, but the routers that run (application tandem) are 2" in other.lines[-1]
+    async with running(ray_stage.folder, up(ray_stage, file)) as second:
+        await second.line(rf"kept is served at http://127.0.0.\d:{OWN_PORT}/v1", READY_S)
+        second.process.send_signal(signal.SIGINT)
+        await second.line("stopping; workers drain first")
+        second.process.send_signal(signal.SIGINT)
+        assert await second.rest(60) == 0, second.lines
+        assert "stopping now; what still drains on the cluster ends by itself" in second.lines
+        assert second.lines[-1] == "stopped", second.lines
+    await eventually(_hub_gone)
+    await eventually(_no_workers)
+
+
+async def _no_workers() -> bool:
+    return not workers()
 
 
 @pytest.mark.asyncio
@@ -178,4 +210,36 @@ async def test_serve_run_declares_services_and_the_hub_ends_with_its_application
     await hub_of_this_cluster().call("leave", "declared", 10.0, within_s=60)
     await asyncio.to_thread(serve.delete, "default")
     await hub_of_this_cluster().call("end")
+    await eventually(_hub_gone)
     assert not workers()
+
+
+@pytest.mark.asyncio
+async def test_routers_whose_options_a_configuration_has_replaced_are_known_as_routers(ray_stage: RayStage) -> None:
+    from ray.serve.context import _get_global_client
+    from ray.serve.schema import ServeDeploySchema
+
+    from tandem.apps.ray.hub_client import hub_of_this_cluster
+    from tandem.apps.ray.ray_serving import RayServing
+
+    router = {"name": "router", "ray_actor_options": {"num_cpus": 0}, "user_config": {"services": []}}
+    application = {"name": "ours", "route_prefix": "/", "import_path": "tandem.ray:app", "deployments": [router]}
+    config = ray_stage.folder / "serve.yaml"
+    config.write_text(yaml.safe_dump({"applications": [application]}))
+    run = [str(Path(sys.executable).with_name("serve")), "run", "--non-blocking", "--address"]
+    async with running(ray_stage.folder, [*run, ray_stage.cluster.address, str(config)]) as command:
+        assert await command.rest(READY_S) == 0, command.lines
+    (found,) = await eventually(RayServing().router_apps)
+    assert (found.name, found.route_prefix, found.replicas, found.port) == ("ours", "/", 1, 0)
+    assert await RayServing().others() == ()
+    # Deleted by name it would come back with the next controller, which makes anew what was declared last.
+    await asyncio.to_thread(_get_global_client().deploy_apps, ServeDeploySchema(applications=[]))
+    await eventually(_no_routers)
+    await hub_of_this_cluster().call("end")
+    await eventually(_hub_gone)
+
+
+async def _no_routers() -> bool:
+    from tandem.apps.ray.ray_serving import RayServing
+
+    return not await RayServing().routers()

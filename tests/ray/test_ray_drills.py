@@ -19,6 +19,7 @@ from tandem.apps.chaos.drill.session import Bounds, open_session
 from tandem.apps.cli import drill_settings
 from tandem.apps.client.http import Target
 from tandem.apps.ray.hub_client import HUB, NAMESPACE, HubClient
+from tandem.apps.ray.serving import ROUTERS
 from tandem.spec.service import ModelService
 from tests.ray.asking import end_hub, eventually, listed
 from tests.ray.conftest import HTTP_PORT, RayStage, address_of
@@ -56,7 +57,7 @@ SERVICE: dict[str, Any] = {
 async def drilled(ray_stage: RayStage) -> AsyncIterator[Drilled]:
     from ray import serve
 
-    from tandem.apps.ray.application import ROUTERS, router_application
+    from tandem.apps.ray.application import router_application
     from tandem.apps.ray.hub_actor import make_hub
     from tandem.apps.ray.hub_client import hub_of_this_cluster
     from tandem.apps.ray.options import RaySettings
@@ -236,8 +237,6 @@ async def test_nothing_is_left(drilled: Drilled) -> None:
     """Ray's own processes are still there; after Ray was stopped nothing is, which the stage sees to."""
     import ray
     from ray import serve
-
-    from tandem.apps.ray.application import ROUTERS
 
     assert await asyncio.to_thread(segments)
     members = await drilled.members(*POOLS, "router")

@@ -2,6 +2,8 @@
 ingress, workers come and go as the hub is told, and nothing is left."""
 
 import asyncio
+import fcntl
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ import yaml
 
 from tandem.apps.client.http import Target
 from tandem.apps.ray.hub_client import HubClient
+from tandem.apps.ray.serving import ROUTERS
 from tandem.spec.service import ModelService
 from tests.ray.asking import answered, end_hub, eventually, listed
 from tests.ray.conftest import HTTP_PORT, RayStage
@@ -58,7 +61,7 @@ async def texts(at: Target) -> list[tuple[str, int]]:
 async def hub(ray_stage: RayStage) -> AsyncIterator[HubClient]:
     from ray import serve
 
-    from tandem.apps.ray.application import ROUTERS, router_application
+    from tandem.apps.ray.application import router_application
     from tandem.apps.ray.hub_actor import make_hub
     from tandem.apps.ray.hub_client import hub_of_this_cluster
     from tandem.apps.ray.options import RaySettings
@@ -132,11 +135,17 @@ async def test_nothing_of_a_service_is_left_when_it_has_left(hub: HubClient, ray
     for name in ("split", "whole"):
         await hub.call("leave", name, 20.0, within_s=90)
     assert not [pid for pid in pids if psutil.pid_exists(pid)]
-    own = [path for path in ray_stage.folder.glob("tandem-node-*/replica-*") if not _of_router(path)]
-    assert not own
+    assert not [path for path in ray_stage.folder.glob("tandem-node-*/replica-*") if not _is_held(path)]
     assert not await hub.call("services")
 
 
-def _of_router(path: Path) -> bool:
-    """Whether a folder belongs to a process that lives: routers are still there."""
-    return bool(psutil.pid_exists(int(path.name.split("-")[1])))
+def _is_held(folder: Path) -> bool:
+    """Whether the folder of a replica is that of one which lives, as those of routers are."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False

@@ -13,6 +13,7 @@ import pytest
 import pytest_asyncio
 
 from tandem.apps.client.http import Target
+from tandem.apps.ray.serving import ROUTERS
 from tandem.spec.service import ModelService
 from tests.ray.asking import answered, end_hub, eventually, listed
 from tests.ray.conftest import HTTP_PORT, RayStage
@@ -60,7 +61,7 @@ class Platform:
 async def platform(ray_stage: RayStage) -> AsyncIterator[Platform]:
     from ray import serve
 
-    from tandem.apps.ray.application import ROUTERS, router_application
+    from tandem.apps.ray.application import router_application
     from tandem.apps.ray.placing import revision_app
     from tandem.apps.ray.ray_serving import RayServing
     from tandem.apps.ray.router_replica import RouterPlan

@@ -47,7 +47,7 @@ async def stage(ray_stage: RayStage) -> AsyncIterator[ServingStage]:
 
     from tandem.apps.ray.ray_serving import RayServing
 
-    stage = ServingStage(RayServing(), service_of(SERVICE), within_s=60.0)
+    stage = ServingStage(RayServing(), service_of(SERVICE), within_s=240.0)
     hearing = asyncio.create_task(_hear_on(stage, make_standin(SERVICE, "r1")))
     yield stage
     hearing.cancel()

@@ -19,8 +19,10 @@ DEMO = ROOT / "tandem" / "models" / "demo"
 LIMIT_S = 400.0
 
 
-def answers(requests: Sequence[Mapping[str, Any]], more: Mapping[str, Any] | None = None) -> list[list[int]]:
-    """What vLLM alone answers, in a process of its own; takes as long as that needs to start."""
+def answers(
+    requests: Sequence[Mapping[str, Any]], more: Mapping[str, Any] | None = None, *, python: str = sys.executable
+) -> list[list[int]]:
+    """What vLLM alone answers, in a process of its own of this interpreter; takes as long as that needs to start."""
     environment = {
         **os.environ,
         "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -35,7 +37,7 @@ def answers(requests: Sequence[Mapping[str, Any]], more: Mapping[str, Any] | Non
     if parallel.get("tensor_parallel_size", 1) * parallel.get("pipeline_parallel_size", 1) == 1:
         environment["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     done = subprocess.run(
-        [sys.executable, "-m", "tests.vllm.plain_llm", json.dumps(parallel)],
+        [python, "-m", "tests.vllm.plain_llm", json.dumps(parallel)],
         input=json.dumps(list(requests)), capture_output=True, text=True, cwd=ROOT, env=environment, check=False,
         timeout=LIMIT_S,
     )  # fmt: skip

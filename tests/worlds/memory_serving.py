@@ -71,6 +71,10 @@ class MemoryServing:
         """Workers whose drain does not end."""
         self.lost = False
         """Whether Serve does not answer."""
+        self.answer_s = 0.0
+        """Seconds that Serve takes to answer."""
+        self.routed: tuple[str, ...] = ("tandem",)
+        """Applications of routers, which others make."""
         self._clock = clock
         self._pace = pace
         self._apps: dict[str, _Application] = {}
@@ -82,6 +86,10 @@ class MemoryServing:
     async def running(self) -> Mapping[str, AppState]:
         await self._answer()
         return {name: self._state(each) for name, each in self._apps.items()}
+
+    async def routers(self) -> tuple[str, ...]:
+        await self._answer()
+        return self.routed
 
     async def deploy(self, app: RevisionApp) -> None:
         await self._answer()
@@ -206,6 +214,6 @@ class MemoryServing:
         return AppState(status, deployments)
 
     async def _answer(self) -> None:
-        await asyncio.sleep(0)
+        await asyncio.sleep(self.answer_s)
         if self.lost:
             raise TandemError("link_lost", "Serve does not answer")

@@ -118,7 +118,7 @@ class Site:
         self._step_s = step_s
         self._all: list[Running] = []
         self.workers: list[Running] = []
-        self.client = httpx.AsyncClient(timeout=10.0)
+        self.client = httpx.AsyncClient(timeout=100.0)
         (root / "ticket").write_text("6b" * 32 + "\n")
         (root / "keys.json").write_text(json.dumps(KEYS))
 

@@ -21,18 +21,21 @@ from control_plane.reports.wire import (
     WorkerReport,
 )
 from router.discovery.pods import SELECTED, WorkerPod, worker_of
+from tandem.apps.client.http import Target
+from tandem.apps.ray.cluster import ClusterNodes
 from tandem.apps.ray.gates import Comparison
 from tandem.apps.ray.hub import Hub
+from tandem.apps.ray.hub_store import STATE
 from tandem.apps.ray.options import RaySettings
 from tandem.apps.ray.pods import NAMESPACE
-from tandem.apps.ray.serving import AppState, RevisionApp, RouterTold, WorkerTold
+from tandem.apps.ray.serving import ROUTERS, AppState, AppStatus, RevisionApp, RouterApp, RouterTold, WorkerTold
 from tandem.core.clock import Clock
 from tandem.core.entropy import SeededEntropy
 from tandem.core.errors import TandemError
 from tandem.kube.cluster import Selector
 from tandem.kube.kinds import POD, Json
 from tandem.spec.reading import service_of
-from tandem.spec.service import ModelService
+from tandem.spec.service import ModelService, RouterSpec
 from tandem.spec.status import ModelServiceStatus
 from tests.worlds.loop_clock import LoopClock
 from tests.worlds.memory_serving import MemoryPace, MemoryServing
@@ -82,6 +85,10 @@ class Life:
     async def running(self) -> Mapping[str, AppState]:
         self._check()
         return await self._world.serving.running()
+
+    async def routers(self) -> tuple[str, ...]:
+        self._check()
+        return await self._world.serving.routers()
 
     async def deploy(self, app: RevisionApp) -> None:
         # As bytes, as it travels.
@@ -148,8 +155,10 @@ class RayWorld:
     dies_after: frozenset[int] = frozenset()
     lives: int = 0
     demand: dict[str, Demand] = field(default_factory=dict)
-    verdicts: list[int] = field(default_factory=list)
-    """Exit statuses of comparisons to come; 0 where there is none."""
+    over: bool = False
+    """Whether the last hub has come to its end; it is still `hub`."""
+    verdicts: list[int | OSError] = field(default_factory=list)
+    """Exit statuses of comparisons to come, and why they cannot be made; 0 where there is none."""
     compared: list[Comparison] = field(default_factory=list)
     hub: Hub | None = None
     _life: Life | None = None
@@ -172,7 +181,8 @@ class RayWorld:
         return Hub(RaySettings(), life, life, self.clock, entropy, make_poller=poller, verify=verify or self._verify)
 
     async def live(self) -> None:
-        """One life of the hub after the other. An error of its own, that is no crash, ends the world."""
+        """One life of the hub after the other, until one is over. An error of its own, that is no crash, ends the
+        world."""
         while True:
             self.lives += 1
             self._ended.clear()
@@ -188,7 +198,11 @@ class RayWorld:
                 ended.cancel()
                 results = await asyncio.gather(running, ended, return_exceptions=True)
             error = results[0]
-            if isinstance(error, BaseException) and not _is_crash(error):
+            if error is None:
+                self.over = True
+                self.kept.pop(STATE)
+                return
+            if not _is_crash(error):
                 raise error
             self.hub = None
             await asyncio.sleep(BACK_S)
@@ -214,7 +228,10 @@ class RayWorld:
     async def _verify(self, comparison: Comparison) -> int:
         self.compared.append(comparison)
         await asyncio.sleep(3.0)
-        return self.verdicts.pop(0) if self.verdicts else 0
+        verdict = self.verdicts.pop(0) if self.verdicts else 0
+        if isinstance(verdict, OSError):
+            raise verdict
+        return verdict
 
     # -- Replicas -------------------------------------------------------------------------------------------------
 
@@ -354,3 +371,116 @@ def _is_crash(error: BaseException) -> bool:
     if isinstance(error, BaseExceptionGroup):
         return all(_is_crash(each) for each in error.exceptions)
     return isinstance(error, (Crashed, asyncio.CancelledError))
+
+
+@dataclass
+class MemoryShared:
+    """`tandem.apps.ray.cluster.SharedCluster` beside a world, and its hub as commands call it (`call`): Serve,
+    the application of routers, and a hub that is there once it is made. `done` says what was done, in order."""
+
+    world: RayWorld
+    serve_port: int = 0
+    """Of Serve's ingress; 0 while Serve does not run."""
+    apps: dict[str, RouterApp] = field(default_factory=dict)
+    foreign: tuple[str, ...] = ()
+    told: RaySettings | None = None
+    """What the hub was told when it was made; None while there is none."""
+    ending: bool = False
+    """Whether the hub is on its way to its end: it takes no service, and is gone when it is asked."""
+    lost: bool = False
+    """Whether the hub does not answer."""
+    status: int = 200
+    """Of every answer of a router."""
+    gone_s: float = 5.0
+    """How long routers take to end."""
+    done: list[str] = field(default_factory=list)
+    targets: list[Target] = field(default_factory=list)
+
+    async def nodes(self) -> ClusterNodes:
+        return ClusterNodes("10.0.0.1", "head", 3)
+
+    async def start_serve(self, settings: RaySettings, nodes: ClusterNodes, port: int) -> bool:
+        if self.serve_port:
+            return False
+        self.serve_port = port
+        self.done.append("start Serve")
+        return True
+
+    async def ingress_port(self) -> int:
+        return self.serve_port
+
+    async def make_hub(self, settings: RaySettings) -> None:
+        if self.told is None:
+            self.told, self.ending = settings, False
+            self.done.append("make the hub")
+
+    async def routers(self) -> tuple[RouterApp, ...]:
+        return tuple(self.apps.values())
+
+    async def deploy_routers(self, settings: RaySettings, count: int, router: RouterSpec) -> None:
+        assert ROUTERS not in self.apps, "routers of that name are there"
+        direct = settings.ingress == "direct"
+        self.runs(
+            replicas=count,
+            port=router.port if direct else 0,
+            route_prefix=None if direct else settings.route_prefix,
+            api_keys=settings.api_keys,
+        )
+        self.done.append(f"deploy {count} routers")
+
+    def runs(self, name: str = ROUTERS, status: AppStatus = "running", **facts: Any) -> None:
+        """Routers run so, from now on."""
+        self.apps[name] = RouterApp(name=name, status=status, **facts)
+
+    def leaves(self, name: str = ROUTERS) -> None:
+        """The routers are being taken away."""
+        self.apps[name] = msgspec.structs.replace(self.apps[name], status="deleting")
+        asyncio.get_running_loop().call_later(self.gone_s, self.apps.pop, name, None)
+
+    async def delete_routers(self, *, wait: bool) -> None:
+        self.done.append("delete routers")
+        self.leaves()
+        if wait:
+            await asyncio.sleep(self.gone_s + LOOK_S)
+
+    async def state(self, name: str) -> AppState | None:
+        return (await self.world.serving.running()).get(name)
+
+    async def others(self) -> tuple[str, ...]:
+        return self.foreign
+
+    async def stop_serve(self, nodes: ClusterNodes) -> None:
+        self.serve_port = 0
+        self.done.append("stop Serve")
+
+    async def call(self, method: str, *arguments: object, within_s: float = 10.0) -> Any:
+        hub = self.world.hub
+        if self.told is None or self.lost or hub is None:
+            raise TandemError("link_lost", "there is no hub")
+        if method == "settings":
+            return self.told
+        if method == "end":
+            return await self._end(hub)
+        if method == "want" and self.ending:
+            self.told = None
+            raise TandemError("link_lost", "the hub is on its way to its end")
+        try:
+            async with asyncio.timeout(within_s):
+                return await getattr(hub, method)(*arguments)
+        except (TimeoutError, Crashed):
+            raise TandemError("link_lost", f"the hub has not answered {method}") from None
+
+    async def _end(self, hub: Hub) -> bool:
+        if await hub.services():
+            return False
+        self.told = None
+        self.done.append("end the hub")
+        return True
+
+    async def ask(self, target: Target, method: str, path: str) -> tuple[int, bytes]:
+        """A router's answer, whichever there is: all models."""
+        self.targets.append(target)
+        if not any(each.status == "running" for each in self.apps.values()) or self.world.hub is None:
+            raise TandemError("link_lost", "no router listens")
+        objects = await self.world.hub.services()
+        return self.status, msgspec.json.encode({"data": [{"id": each["metadata"]["name"]} for each in objects]})

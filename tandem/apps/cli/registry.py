@@ -1,5 +1,5 @@
-"""Records the platforms that this user runs on this machine: one file per port, rewritten on every change of a
-member.
+"""Records the platforms that this user runs on this machine: one file for each, rewritten on every change of a
+member. A platform that has its port alone is found by the port; services on Ray may share one.
 
 `tandem scale`, `tandem drain` and `tandem drill` act on processes, so they need more than a URL. They find it in a
 directory that only this user can read: `$XDG_RUNTIME_DIR/tandem`, or `tandem-UID` in the directory for temporary
@@ -11,7 +11,7 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -38,6 +38,10 @@ class MemberEntry(msgspec.Struct, frozen=True):
     address: str
     metrics: str
     restarts: int
+    service: str = ""
+    """Of a worker on Ray, where one hub knows those of all services; empty elsewhere."""
+    pool: str = ""
+    """As `service`."""
 
 
 class PlatformEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,7 +49,7 @@ class PlatformEntry(msgspec.Struct, frozen=True, kw_only=True):
     allows faults.
 
     `pid` and `began` (see `process_start`) are those of the supervisor, and distinguish a live entry from a stale
-    one.
+    one. `service` and `pools` are named where several platforms may share a URL, as on Ray.
     """
 
     url: str
@@ -55,6 +59,8 @@ class PlatformEntry(msgspec.Struct, frozen=True, kw_only=True):
     members: tuple[MemberEntry, ...] = ()
     pid: int
     began: int
+    service: str = ""
+    pools: tuple[str, ...] = ()
 
     def member(self, name: str) -> MemberEntry:
         """Raises `not_found` naming the members there are."""
@@ -115,7 +121,8 @@ class Registry:
         return cleared
 
     def _path(self, entry: PlatformEntry) -> Path:
-        return self._directory / f"{_address(entry.url)[1]}.json"
+        port = _address(entry.url)[1]
+        return self._directory / (f"{port}-{entry.pid}.json" if entry.service else f"{port}.json")
 
 
 def open_registry(environment: Mapping[str, str] = os.environ) -> Registry:
@@ -132,18 +139,50 @@ def open_registry(environment: Mapping[str, str] = os.environ) -> Registry:
 
 
 def find(url: str, environment: Mapping[str, str] = os.environ) -> PlatformEntry:
-    """The live platform of this user behind a URL.
+    """A live platform of this user behind a URL: any of those that share it.
 
     Raises `not_found` when there is none, saying what to do, and `bad_setting` when the URL cannot be one.
     """
+    return _live(url, environment)[0]
+
+
+def find_with_pools(
+    url: str, pools: Collection[str], service: str | None = None, environment: Mapping[str, str] = os.environ
+) -> PlatformEntry:
+    """The platform behind a URL that has these pools; with `service` the one that is called so.
+
+    Raises `conflict` where several have them, and otherwise as `find` does. A platform that has its URL alone says
+    itself which pools it has.
+    """
+    there = _live(url, environment)
+    named = [entry for entry in there if service in (None, entry.service)]
+    found = [entry for entry in named if not entry.service or set(pools) <= set(entry.pools)]
+    if len({(entry.url, entry.service) for entry in found}) == 1:
+        return found[0]
+    wanted = " and ".join(sorted(pools))
+    if not found:
+        known = "; ".join(sorted({f"{entry.service or entry.url} has {', '.join(entry.pools)}" for entry in there}))
+        what = "no service" if service is None else f"no service {service!r}"
+        raise TandemError("not_found", f"{what} at {url} has {wanted}; {known}", param="url")
+    several = " and ".join(sorted({f"{entry.service or '`tandem up`'} at {entry.url}" for entry in found}))
+    raise TandemError("conflict", f"{several} have {wanted}: choose one with --service", param="service")
+
+
+def _live(url: str, environment: Mapping[str, str]) -> list[PlatformEntry]:
+    """All live platforms of this user behind a URL; at least one. Raises as `find` does."""
     host, port = _address(url)
+    found = []
     for directory in _candidates(environment):
-        entry = _read(directory / f"{port}.json") if _distrust(directory) is None else None
-        if entry is None or process_start(entry.pid) != entry.began:
+        if _distrust(directory) is not None:
             continue
-        if host not in _LOOPBACK and host != _address(entry.url)[0]:
-            continue
-        return entry
+        for path in (directory / f"{port}.json", *sorted(directory.glob(f"{port}-*.json"))):
+            entry = _read(path)
+            if entry is None or process_start(entry.pid) != entry.began:
+                continue
+            if host in _LOOPBACK or host == _address(entry.url)[0]:
+                found.append(entry)
+    if found:
+        return found
     what = f"no `tandem up` of this user serves {url} on this machine"
     cure = f"start one with `tandem up --port {port}`, or give the --url of one that runs"
     raise TandemError("not_found", f"{what}; {cure}", param="url")

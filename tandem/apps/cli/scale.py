@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from tandem.apps.cli.change_summary import sentences
 from tandem.apps.cli.control import ControlRequest
 from tandem.apps.cli.control_client import request_change
-from tandem.apps.cli.registry import find
+from tandem.apps.cli.registry import find_with_pools
 from tandem.core.deadlines import Deadlines
 
 
@@ -15,7 +15,8 @@ def main(arguments: Sequence[str]) -> int:
     """Exit status 0 once the platform has what was asked for, 1 when it could not be had."""
     given = _parser().parse_args(arguments)
     wanted = dict(given.pools)
-    change = asyncio.run(request_change(find(given.url), ControlRequest(scale=wanted, within_s=given.within), _print))
+    platform = find_with_pools(given.url, wanted.keys(), given.service)
+    change = asyncio.run(request_change(platform, ControlRequest(scale=wanted, within_s=given.within), _print))
     for sentence in sentences(change):
         _print(sentence)
     return 0
@@ -33,6 +34,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("pools", nargs="+", type=pool_count, metavar="POOL=COUNT", help="such as decode=3")
     parser.add_argument("--url", default="http://127.0.0.1:8000", help="the platform (default %(default)s)")
+    parser.add_argument(
+        "--service", metavar="NAME", help="which one, where several on Ray share the URL and have such a pool"
+    )
     parser.add_argument(
         "--within",
         type=float,

@@ -9,15 +9,9 @@ from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, GangSchedulin
 from tandem.apps.ray.placing import replica_times
 from tandem.apps.ray.policy import WantedReplicas
 from tandem.apps.ray.router_replica import RouterPlan, RouterReplica
-from tandem.apps.ray.serving import ActorOptions, DeploymentPlan, RevisionApp
+from tandem.apps.ray.serving import ROUTER, ROUTES, ActorOptions, DeploymentPlan, RevisionApp
 from tandem.apps.ray.worker_replica import WorkerPlan, WorkerReplica
 
-ROUTERS: Final = "tandem"
-"""The name of the application of routers."""
-ROUTER: Final = "router"
-"""The name of its deployment."""
-ROUTES: Final = "TANDEM_RAY_ROUTER"
-"""The environment variable that marks deployments of routers, whatever their application is called."""
 _ONE_LOOP: Final = {"RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0"}
 _NO_INGRESS: Final = {"RAY_SERVE_ENABLE_HA_PROXY": "0"}
 """The first deployment of an application counts as its ingress, with a server of its own that drains for 30 s."""

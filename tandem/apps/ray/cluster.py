@@ -1,4 +1,4 @@
-"""A Ray cluster as commands use it: connecting, Serve and its ingress, the hub, and the application of routers."""
+"""A Ray cluster as commands use it: connecting, its nodes, Serve and its ingress."""
 
 import hashlib
 import os
@@ -9,12 +9,14 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from tandem.apps.ray.options import RaySettings
+from tandem.apps.ray.serving import AppState, RouterApp
 from tandem.apps.ray.up_options import CLIENT, host_and_port
 from tandem.core.errors import TandemError
 from tandem.link.address import join_host
+from tandem.spec.service import RouterSpec
 
 if TYPE_CHECKING:
     from tandem.apps.ray.ingress import IngressPorts
@@ -44,6 +46,47 @@ class ClusterNodes:
     def ingress_folder(self) -> Path:
         """Of HAProxy on the head; short, and of this cluster alone."""
         return Path("/tmp") / f"th-{hashlib.sha256(self.head_id.encode()).hexdigest()[:6]}"
+
+
+class SharedCluster(Protocol):
+    """What a platform asks of Ray and Serve themselves. Everything raises `link_lost` where they do not answer, and
+    `bad_setting` for what they refuse."""
+
+    async def nodes(self) -> ClusterNodes: ...
+
+    async def start_serve(self, settings: RaySettings, nodes: ClusterNodes, port: int) -> bool:
+        """Start Serve where it does not run; whether it was started."""
+        ...
+
+    async def ingress_port(self) -> int:
+        """The port of Serve's ingress, as it runs."""
+        ...
+
+    async def make_hub(self, settings: RaySettings) -> None:
+        """Make the hub where there is none; one that is there keeps its settings."""
+        ...
+
+    async def routers(self) -> tuple[RouterApp, ...]:
+        """The applications of routers, those that are being deleted included."""
+        ...
+
+    async def deploy_routers(self, settings: RaySettings, count: int, router: RouterSpec) -> None:
+        """Make the application `ROUTERS`, which must not be there; return before they listen."""
+        ...
+
+    async def delete_routers(self, *, wait: bool) -> None:
+        """Delete the application `ROUTERS`; with `wait` return when it has ended."""
+        ...
+
+    async def state(self, name: str) -> AppState | None:
+        """An application of that name; None where there is none."""
+        ...
+
+    async def others(self) -> tuple[str, ...]:
+        """Names of the applications that are not Tandem's."""
+        ...
+
+    async def stop_serve(self, nodes: ClusterNodes) -> None: ...
 
 
 def require_ray() -> None:
@@ -106,30 +149,6 @@ def ingress_port() -> int:
 
     options: Any = _get_global_client().get_serve_details()["http_options"]
     return int(options["port"] if isinstance(options, dict) else options.port)
-
-
-def deploy_routers(settings: RaySettings, replicas: int, port: int, streams: int | None) -> None:
-    """Make the application of routers; return before they listen. It must not be there: deployed again, all of them
-    would be replaced at once."""
-    from ray import serve
-
-    from tandem.apps.ray.application import ROUTERS, router_application
-    from tandem.apps.ray.router_replica import RouterPlan
-
-    behind = settings.ingress == "haproxy"
-    plan = RouterPlan(port=0 if behind else port, max_streams=streams)
-    application = router_application(plan, replicas, streams)
-    target = serve.RunTarget(application, name=ROUTERS, route_prefix=settings.route_prefix if behind else None)
-    serve.run_many([target], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
-
-
-def delete_routers(*, wait: bool) -> None:
-    """Take the routers away that `deploy_routers` has made; with `wait` return when they have ended."""
-    from ray import serve
-
-    from tandem.apps.ray.application import ROUTERS
-
-    serve.delete(ROUTERS, _blocking=wait)
 
 
 def stop_serve(nodes: ClusterNodes) -> None:

@@ -11,6 +11,8 @@ from tandem.apps.ray.declared import declared_of, no_more
 from tandem.apps.ray.hub_actor import make_hub
 from tandem.apps.ray.hub_client import hub_of_this_cluster
 from tandem.apps.ray.options import RaySettings
+from tandem.apps.ray.placing import without_meaning
+from tandem.apps.ray.ray_serving import mark_routers
 from tandem.apps.ray.router_replica import RouterReplica
 from tandem.core.errors import TandemError
 from tandem.process.logs import event
@@ -28,6 +30,7 @@ class DeclaringRouter(RouterReplica):
     async def __init__(self, plan: bytes, vllm_python: str | None = None) -> None:  # type: ignore[misc]  # as above
         await asyncio.to_thread(make_hub, RaySettings(vllm_python=vllm_python))
         await hub_of_this_cluster().call("key", within_s=_START_S)
+        await asyncio.to_thread(mark_routers, serve.get_replica_context().app_name, plan)
         await super().__init__(plan)
 
     async def reconfigure(self, user_config: dict[str, Any]) -> None:
@@ -40,6 +43,8 @@ class DeclaringRouter(RouterReplica):
         wanted = declared_of(user_config, application)
         hub = hub_of_this_cluster()
         for service in wanted:
+            for sentence in without_meaning(service):
+                event(_log, "not_for_ray", level=logging.WARNING, service=service.metadata.name, field=sentence)
             await hub.call("want", service, within_s=_ASK_S)
         for name, within_s in no_more(await hub.call("services"), wanted, application):
             self._leaving = asyncio.create_task(_leave(name, within_s), name=f"{name} leaves")

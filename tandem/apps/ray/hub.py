@@ -8,43 +8,39 @@ import asyncio
 import os
 from collections.abc import Callable, Mapping
 from contextlib import aclosing, suppress
-from typing import Final
-
-import msgspec
+from typing import Any, Final
 
 from control_plane.objects.installation import Installation, completed
-from control_plane.objects.names import SERVICE, labels_of, pool_name
+from control_plane.objects.names import SERVICE, labels_of
 from control_plane.reports.http_get import Endpoint
 from control_plane.reports.poller import Poller
-from tandem.apps.cli.registry import MemberEntry, PlatformEntry, process_start
+from tandem.apps.cli.registry import PlatformEntry, process_start
 from tandem.apps.ray.event_log import EventLog, LogRecorder
 from tandem.apps.ray.gates import Gates, Verify, VerifyProcess
+from tandem.apps.ray.hub_end import HubEnd
 from tandem.apps.ray.hub_store import HubStore, StateKeeper
-from tandem.apps.ray.kubelet import LEAVING, Kubelet
+from tandem.apps.ray.kubelet import Kubelet
 from tandem.apps.ray.operator_parts import HubObjects, OperatorDeps, OperatorParts
 from tandem.apps.ray.options import RaySettings
-from tandem.apps.ray.placing import refusals
 from tandem.apps.ray.pods import NAMESPACE
 from tandem.apps.ray.router_reports import RouterReports
 from tandem.apps.ray.serving import Orders, RouterTold, Serving, WorkerTold
+from tandem.apps.ray.wanted import WantedServices
 from tandem.core.clock import Clock
 from tandem.core.entropy import Entropy
 from tandem.core.errors import TandemError
-from tandem.kube.cluster import Conflict, NotFound, Page, Selector, WatchEvent
-from tandem.kube.kinds import ENGINE_POOL, MODEL_SERVICE, POD, Json, Ref
-from tandem.spec.checking import changed
-from tandem.spec.pool import REPLICAS_MAX
-from tandem.spec.reading import check
+from tandem.kube.cluster import Conflict, Page, Selector, WatchEvent
+from tandem.kube.kinds import MODEL_SERVICE, POD, Json, Ref
 from tandem.spec.revision import revision_of
-from tandem.spec.service import ModelService, Spec
+from tandem.spec.service import ModelService
 
 LOOK_EVERY_S: Final = 0.5
 SAVE_EVERY_S: Final = 0.5
+END_LOOK_S: Final = 1.0
+REFUSE_S: Final = 60.0
+"""Seconds for which a hub that cannot read its state says so, before its process makes room for another version."""
 OPEN_S: Final = 30.0
 """Seconds that a call waits for a hub that is starting."""
-_USER: Final = "user"
-_TRIES: Final = 5
-_LEAVER: Final = "tandem-ray-leave"
 _CHANGES_MAX: Final = 1000
 _HISTORY_MAX: Final = 5000
 """Writes after which history is forgotten: watches that are behind list again."""
@@ -60,7 +56,7 @@ def open_poller(routers: Callable[[], Mapping[str, Endpoint]], clock: Clock, key
 class Hub:
     """Run `run` as a task. Every other method may be called beside it at any time, and waits until it has begun;
     those that change something return once the change is kept. They raise `link_lost` when the hub does not begin in
-    time, and `stale_epoch` once a younger hub acts."""
+    time or is over, `stale_epoch` once a younger hub acts, and `bad_setting` where its kept state cannot be read."""
 
     def __init__(
         self,
@@ -75,8 +71,10 @@ class Hub:
     ) -> None:
         self._settings = settings
         self._clock = clock
+        self._serving = serving
         self._cluster = HubObjects(clock)
         self._keeper = StateKeeper(store, self._cluster, entropy)
+        self._wanted = WantedServices(self._cluster, clock)
         self._log = EventLog()
         self._routers = RouterReports(clock)
         self._kubelet = Kubelet(self._cluster, serving, clock, self._keeper.save, self._log.say)
@@ -100,23 +98,45 @@ class Hub:
         self._opened, self._stirred = asyncio.Event(), asyncio.Event()
         self._empty_since: float | None = None
         self._compacted_at = 0
+        self._unreadable: TandemError | None = None
+        """Why the hub cannot begin."""
 
     async def run(self) -> None:
-        """Act until cancelled. Raises `stale_epoch` once a younger hub acts, and `link_lost` or `bad_setting` where
-        the kept state cannot be read."""
-        await self._keeper.open()
-        self._log.begin(self._keeper.epoch)
-        self._kubelet.adopt()
-        self._opened.set()
+        """Act until the hub is over, or cancelled. Once this has returned every call is refused, and what was kept is
+        of no use any more. Raises `stale_epoch` once a younger hub acts, `link_lost`, and after some time of refusing
+        `bad_setting` where the kept state cannot be read."""
+        await self._begin()
         try:
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._parts.run(), name="operator")
-                tasks.create_task(self._look_for_ever(), name="kubelet")
-                tasks.create_task(self._save_for_ever(), name="state")
+                acting = [
+                    tasks.create_task(self._parts.run(), name="operator"),
+                    tasks.create_task(self._look_for_ever(), name="kubelet"),
+                    tasks.create_task(self._expire_for_ever(), name="silence"),
+                    tasks.create_task(self._save_for_ever(), name="state"),
+                ]
+                while not self._wanted.over:
+                    await asyncio.sleep(END_LOOK_S)
+                    await self._look_for_end()
+                for task in acting:
+                    task.cancel()
         except* TandemError as group:
             raise _first(group) from None
         finally:
             await self._gates.close()
+
+    async def change(self, until: float, method: str, *arguments: object) -> Any:
+        """The result of a method that changes something, whose caller waits until second `until` of `time`. Raises
+        `deadline_exceeded` after it: what nobody waits for any more is not done."""
+        await self._open()
+        late_s = self._clock.wall() - until
+        if late_s >= 0.0:
+            problem = f"the hub came to {method} {late_s:.1f} s after its caller had given up, and does not do it"
+            raise TandemError("deadline_exceeded", problem)
+        return await getattr(self, method)(*arguments)
+
+    async def time(self) -> float:
+        """The hub's own wall clock, in seconds."""
+        return self._clock.wall()
 
     # -- Commands -------------------------------------------------------------------------------------------------
 
@@ -124,19 +144,7 @@ class Hub:
         """The service is to be as specified from now on; gives its revision. Raises `bad_setting` for what cannot be
         on Ray, and for a change of what cannot be changed."""
         await self._open()
-        name = service.metadata.name
-        problem = check(service) or next(refusals(service), None) or self._unchangeable(service)
-        if problem is not None:
-            raise TandemError("bad_setting", problem)
-        metadata = msgspec.structs.replace(service.metadata, namespace=NAMESPACE)
-        plain = msgspec.to_builtins(msgspec.structs.replace(service, metadata=metadata))
-        plain["metadata"]["annotations"].pop(LEAVING, None)
-        noted = {key: plain["metadata"][key] for key in ("labels", "annotations") if plain["metadata"][key]}
-        spec = {key: value for key, value in plain["spec"].items() if value is not None}
-        body = _service_object(name)
-        await self._cluster.apply({**body, "metadata": {**body["metadata"], **noted}, "spec": spec}, _USER)
-        # It may have been on its way out.
-        await self._cluster.apply(body, _LEAVER)
+        await self._wanted.want(service)
         await self._changed()
         return revision_of(completed(service, self._installation).spec)
 
@@ -144,47 +152,34 @@ class Hub:
         """Set numbers of workers by pool. Raises `not_found` for a service or pool that there is not, and
         `invalid_request` for a number that no pool may have."""
         await self._open()
-        spec = self._spec(service)
-        if spec is None:
-            raise NotFound(f"there is no service {service!r}")
-        for name, count in counts.items():
-            if name not in {pool.name for pool in spec.pools}:
-                raise NotFound(f"service {service!r} has no pool {name!r}")
-            if not 0 <= count <= REPLICAS_MAX:
-                problem = f"pool {name!r}: {count} workers; expected 0 to {REPLICAS_MAX}"
-                raise TandemError("invalid_request", problem, param=name)
-        fixed = {pool.name for pool in spec.pools if pool.replicas is not None}
-        if fixed & counts.keys():
-            await self._set_replicas(service, {name: count for name, count in counts.items() if name in fixed})
-        for name, count in counts.items():
-            ref = Ref(ENGINE_POOL, NAMESPACE, pool_name(service, name))
-            if self._cluster.peek(ref) is not None:
-                await self._cluster.scale(ref, count)
-            elif name not in fixed:
-                raise TandemError("conflict", f"pool {name!r} of service {service!r} is being made: try again")
+        await self._wanted.scale(service, counts)
         await self._changed()
 
     async def leave(self, service: str, within_s: float) -> None:
         """Drain and delete a service; return when nothing of it is left. Workers that have not ended within
         `within_s` seconds are deleted with it. Raises `deadline_exceeded` when they are still there some time
-        later."""
+        later, and `Conflict` when the service is wanted again meanwhile."""
         await self._open()
-        if self._cluster.peek(Ref(MODEL_SERVICE, NAMESPACE, service)) is not None:
-            until = self._clock.wall() + within_s
-            body = _service_object(service)
-            noted = {**body["metadata"], "annotations": {LEAVING: f"{until:.3f}"}}
-            await self._cluster.apply({**body, "metadata": noted}, _LEAVER)
-            await self._changed()
+        await self._wanted.leave(service, within_s)
+        await self._changed()
         try:
             async with asyncio.timeout(2 * within_s + OPEN_S):
-                while True:
-                    if not self._left(service):
-                        break
+                while self._left(service):
+                    if self._wanted.stays(service):
+                        raise Conflict(f"service {service!r} is wanted again: it stays")
                     await asyncio.sleep(LOOK_EVERY_S / 2)
         except TimeoutError:
             problem = f"not gone within {within_s:g} s: {', '.join(self._left(service))}"
             raise TandemError("deadline_exceeded", problem) from None
         await self._keeper.save()
+
+    async def end(self) -> bool:
+        """Have the hub end as soon as nothing of a service is left, and say whether that is to be: not where there
+        is a service. One that is wanted before the end keeps the hub."""
+        if self._wanted.over:
+            return True
+        await self._open()
+        return await self._wanted.ask_to_end()
 
     async def services(self) -> tuple[Json, ...]:
         """All ModelServices, with their status."""
@@ -200,26 +195,17 @@ class Hub:
     async def entry(self) -> PlatformEntry:
         """What there is, in the form of the registry of platforms. `pid` is the hub's own."""
         await self._open()
-        members = [
-            MemberEntry(
-                told.name, "router", told.pid or None, _state(told), f"{told.host}:{told.port}", told.metrics, 0
-            )
-            for told in self._routers.all()
-        ]
-        members += [
-            MemberEntry(told.name, told.role, told.pid or None, _state(told), told.address, told.metrics, 0)
-            for told in self._kubelet.workers()
-        ]
+        members = (*self._routers.members(), *self._kubelet.members())
         url = self._settings.url or self._routers.url() or ""
         pid = os.getpid()
         return PlatformEntry(
-            url=url, run_directory="", control="", members=tuple(members), pid=pid, began=process_start(pid) or 0
+            url=url, run_directory="", control="", members=members, pid=pid, began=process_start(pid) or 0
         )
 
     async def idle_s(self) -> float:
         """Seconds for which there has been no service and no application; 0 while there is any."""
         await self._open()
-        return 0.0 if self._empty_since is None else self._clock.now() - self._empty_since
+        return self._idle_s()
 
     # -- Replicas -------------------------------------------------------------------------------------------------
 
@@ -289,46 +275,49 @@ class Hub:
 
     # -- Within ---------------------------------------------------------------------------------------------------
 
+    async def _begin(self) -> None:
+        try:
+            await self._keeper.open()
+        except TandemError as error:
+            if error.code == "bad_setting":
+                self._unreadable = error
+                self._opened.set()
+                await asyncio.sleep(REFUSE_S)
+            raise
+        self._log.begin(self._keeper.epoch)
+        self._kubelet.adopt()
+        self._wanted.end = HubEnd(self._clock.now(), self._keeper.state.routers_seen)
+        self._opened.set()
+
     async def _open(self) -> None:
         try:
             async with asyncio.timeout(OPEN_S):
                 await self._opened.wait()
         except TimeoutError:
             raise TandemError("link_lost", f"the hub has not begun within {OPEN_S:g} s") from None
+        if self._unreadable is not None:
+            raise TandemError(self._unreadable.code, self._unreadable.message)
+        self._wanted.check_over()
         if self._keeper.superseded:
             await self._keeper.check()
+
+    async def _look_for_end(self) -> None:
+        try:
+            there: bool | None = bool(await self._serving.routers())
+        except TandemError:
+            there = None
+        await self._wanted.look(there, self._idle_s())
+        if self._wanted.end.seen and not self._keeper.state.routers_seen:
+            self._keeper.state.routers_seen = True
+            self._keeper.touch()
+
+    def _idle_s(self) -> float:
+        return 0.0 if self._empty_since is None else self._clock.now() - self._empty_since
 
     async def _changed(self) -> None:
         """Keep what was changed, and have it acted on at once."""
         await self._keeper.save()
         self._stirred.set()
-
-    def _spec(self, service: str) -> Spec | None:
-        """The specification of a service as it is wanted; None for one that there is not."""
-        obj = self._cluster.peek(Ref(MODEL_SERVICE, NAMESPACE, service))
-        return None if obj is None else msgspec.convert(obj["spec"], Spec)
-
-    def _unchangeable(self, service: ModelService) -> str | None:
-        """Why a service cannot be changed to this one; None where it can, or is new. An API server checks this by the
-        rules of the CustomResourceDefinition."""
-        old = self._spec(service.metadata.name)
-        return None if old is None else next(changed(service.spec, old, "spec"), None)
-
-    async def _set_replicas(self, service: str, counts: Mapping[str, int]) -> None:
-        """In the service itself, which says how many workers these pools have. Raises `Conflict` when others write at
-        the same time, again and again."""
-        for last in (*(False,) * _TRIES, True):
-            obj = await self._cluster.get(Ref(MODEL_SERVICE, NAMESPACE, service))
-            pools = [
-                {**each, "replicas": counts.get(each["name"], each.get("replicas"))} for each in obj["spec"]["pools"]
-            ]
-            try:
-                await self._cluster.update({**obj, "spec": {**obj["spec"], "pools": pools}})
-            except Conflict:
-                if last:
-                    raise
-            else:
-                return
 
     def _left(self, service: str) -> list[str]:
         """What there still is of a service, by name."""
@@ -352,6 +341,12 @@ class Hub:
                 async with asyncio.timeout(LOOK_EVERY_S):
                     await self._stirred.wait()
 
+    async def _expire_for_ever(self) -> None:
+        """Apart from the looks, which last for as long as Serve does not answer."""
+        while True:
+            await self._kubelet.expire()
+            await asyncio.sleep(LOOK_EVERY_S)
+
     async def _save_for_ever(self) -> None:
         while True:
             await asyncio.sleep(SAVE_EVERY_S)
@@ -360,16 +355,6 @@ class Hub:
                 self._cluster.compact()
             with self._log.guarding("the store"):
                 await self._keeper.save()
-
-
-def _service_object(name: str) -> Json:
-    metadata = {"name": name, "namespace": NAMESPACE}
-    return {"apiVersion": MODEL_SERVICE.api_version, "kind": MODEL_SERVICE.kind, "metadata": metadata}
-
-
-def _state(told: WorkerTold | RouterTold) -> str:
-    leaving = told.leaving if isinstance(told, RouterTold) else told.leaving_s is not None
-    return "draining" if leaving else "ready" if told.ready else "starting"
 
 
 def _first(group: BaseExceptionGroup[TandemError]) -> TandemError:

@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import os
-from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, Final
 
@@ -13,7 +12,6 @@ from tandem.apps.cli.registry import PlatformEntry
 from tandem.apps.ray.discovery_file import DiscoveryFile
 from tandem.apps.ray.hub import Hub
 from tandem.apps.ray.hub_client import HUB, NAMESPACE
-from tandem.apps.ray.hub_end import HubEnd
 from tandem.apps.ray.options import RaySettings
 from tandem.apps.ray.ray_serving import RayServing, RayStore
 from tandem.apps.ray.replica_place import session_folder
@@ -23,33 +21,40 @@ from tandem.kube.cluster import Page, Selector, WatchEvent
 from tandem.kube.kinds import Json
 from tandem.process.logs import event, set_up_logs
 from tandem.process.system import SystemClock, SystemEntropy
-from tandem.spec.service import ModelService
 
 _log = logging.getLogger(__name__)
 
 _AT_ONCE: Final = 1000
 """Calls that the actor answers at a time: most wait for changes."""
+_PENDING_MAX: Final = 200
+"""Calls of one process that wait for their answer."""
 _HEAD: Final = "node:__internal_head__"
-_LOOK_S: Final = 2.0
-_LEAVE_S: Final = 30.0
 _DISCOVER_S: Final = 5.0
 
 
 class HubActor:
-    """Methods of `tandem.apps.ray.hub.Hub` as those of an actor. When the hub fails, the process ends and Ray makes
-    the actor again; when the hub has come to its end, the actor kills itself for good."""
+    """Methods of `tandem.apps.ray.hub.Hub` as those of an actor; those that change something are called by `change`.
+    When the hub fails, the process ends and Ray makes the actor again; when the hub is over, the actor kills itself
+    for good."""
 
     async def __init__(self, settings: RaySettings) -> None:  # type: ignore[misc]  # Ray awaits it
         set_up_logs(json_lines=False)
-        self._clock, self._store = SystemClock(), RayStore()
-        self._serving = RayServing(settings.vllm_python)
-        self._hub = Hub(settings, self._serving, self._store, self._clock, SystemEntropy())
-        self._run = asyncio.create_task(self._hub.run(), name="hub")
-        self._asked_to_end = asyncio.Event()
-        self._end = asyncio.create_task(self._end_when_over(), name="end of the hub")
+        self._settings, self._store = settings, RayStore()
+        self._hub = Hub(settings, RayServing(settings.vllm_python), self._store, SystemClock(), SystemEntropy())
         self._discovery = asyncio.create_task(self._write_discovery(), name="service discovery")
-        for task in (self._run, self._end):
-            task.add_done_callback(_fail_with)
+        self._life = asyncio.create_task(self._live(), name="hub")
+        self._life.add_done_callback(_fail_with)
+
+    async def _live(self) -> None:
+        """Run the hub; once it is over forget everything."""
+        await self._hub.run()
+        self._discovery.cancel()
+        await asyncio.wait((self._discovery,))
+        with suppress(OSError):
+            DiscoveryFile(session_folder()).remove()
+        await self._store.clear()
+        event(_log, "hub_ended")
+        ray.kill(ray.get_runtime_context().current_actor)
 
     async def _write_discovery(self) -> None:
         """Keep the file from which Prometheus learns of routers and workers. Without it all else goes on."""
@@ -59,57 +64,15 @@ class HubActor:
                 file.write((await self._hub.entry()).members)
             await asyncio.sleep(_DISCOVER_S)
 
-    async def _end_when_over(self) -> None:
-        """Watch for the end, let services leave that have lost their routers, and forget everything."""
-        end = HubEnd(self._clock.now())
-        while True:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_LOOK_S):
-                    await self._asked_to_end.wait()
-                    break
-            match end.next(await self._routers_there(), await self._idle_s(), self._clock.now()):
-                case "leave":
-                    for obj in await self._hub.services():
-                        await self._let_leave(obj["metadata"]["name"])
-                case "clear":
-                    break
-        self._run.remove_done_callback(_fail_with)
-        for task in (self._run, self._discovery):
-            task.cancel()
-        await asyncio.wait((self._run, self._discovery), timeout=_LEAVE_S)
-        with suppress(OSError):
-            DiscoveryFile(session_folder()).remove()
-        await self._store.clear()
-        event(_log, "hub_ended")
-        ray.kill(ray.get_runtime_context().current_actor)
+    async def change(self, until: float, method: str, *arguments: object) -> Any:
+        return await self._hub.change(until, method, *arguments)
 
-    async def _routers_there(self) -> bool | None:
-        try:
-            return bool(await self._serving.routers())
-        except TandemError:
-            return None
+    async def time(self) -> float:
+        return await self._hub.time()
 
-    async def _idle_s(self) -> float:
-        """0 while there are services, or while it is not known."""
-        try:
-            return await self._hub.idle_s()
-        except TandemError:
-            return 0.0
-
-    async def _let_leave(self, service: str) -> None:
-        try:
-            await self._hub.leave(service, _LEAVE_S)
-        except TandemError as error:
-            event(_log, "service_stays", level=logging.WARNING, service=service, problem=error.message)
-
-    async def want(self, service: ModelService) -> str:
-        return await self._hub.want(service)
-
-    async def scale(self, service: str, counts: Mapping[str, int]) -> None:
-        await self._hub.scale(service, counts)
-
-    async def leave(self, service: str, within_s: float) -> None:
-        await self._hub.leave(service, within_s)
+    async def settings(self) -> RaySettings:
+        """What the hub was told when it was made first."""
+        return self._settings
 
     async def services(self) -> tuple[Json, ...]:
         return await self._hub.services()
@@ -129,9 +92,6 @@ class HubActor:
     async def key(self) -> str:
         return await self._hub.key()
 
-    async def started_serve(self, started: bool | None = None) -> bool:
-        return await self._hub.started_serve(started)
-
     async def rendezvous(self, gang: str, rank: int, address: str, wait_s: float) -> str:
         return await self._hub.rendezvous(gang, rank, address, wait_s)
 
@@ -142,10 +102,7 @@ class HubActor:
         return await self._hub.changes(selector, version, wait_s)
 
     async def end(self) -> bool:
-        """End for good where there is no service, and say whether that is so."""
-        if not await self._hub.services():
-            self._asked_to_end.set()
-        return self._asked_to_end.is_set()
+        return await self._hub.end()
 
     async def pid(self) -> int:
         """The actor's process, for drills."""
@@ -162,8 +119,10 @@ def make_hub(settings: RaySettings) -> Any:
         "num_cpus": 0,
         "resources": {_HEAD: 0.001},
         "max_restarts": -1,
-        "max_task_retries": -1,
+        # Who calls tries again, for as long as it wants the answer (`HubClient`): nothing is done later than that.
+        "max_task_retries": 0,
         "max_concurrency": _AT_ONCE,
+        "max_pending_calls": _PENDING_MAX,
     }
     return ray.remote(HubActor).options(**options).remote(settings)
 

@@ -15,6 +15,9 @@ CALL_S: Final = 10.0
 HUB_S: Final = 120.0
 """Seconds that a replica which starts waits for the hub, which may be coming back."""
 
+_AGAIN_S: Final = 0.25
+_CHANGES: Final = frozenset({"want", "scale", "leave", "started_serve"})
+"""Methods that change what is wanted."""
 _CLUSTER_ERRORS: Final = {"not_found": NotFound, "conflict": Conflict, "stale_epoch": Expired}
 
 
@@ -23,44 +26,78 @@ class HubCalls(Protocol):
 
     async def call(self, method: str, *arguments: object, within_s: float = CALL_S) -> Any:
         """The result of a method. Raises `NotFound`, `Conflict` and `Expired` as a `Cluster` does, `TandemError` as
-        the method did, and `link_lost` when no answer comes within the bound."""
+        the method did, and `link_lost` when there is no hub, or no answer comes within the bound."""
         ...
 
 
 class HubClient:
     """`HubCalls` over an actor of Ray. `find` gives the actor's handle, and is asked again after every lost call: a
-    hub that comes back on another node, or a new one, has another handle."""
+    hub that comes back on another node, or a new one, has another handle.
 
-    def __init__(self, find: Callable[[], Any]) -> None:
+    A call that is lost is made again until its bound. What changes something carries the bound along, in the hub's
+    own time, so that it is not done once its caller has given up.
+    """
+
+    def __init__(self, find: Callable[[], Awaitable[Any]]) -> None:
         self._find = find
         self._handle: Any = None
+        self._ahead_s: float | None = None
+        """By how much at least the hub's clock is ahead of this loop's."""
 
     async def call(self, method: str, *arguments: object, within_s: float = CALL_S) -> Any:
+        lost = ""
         try:
-            async with asyncio.timeout(within_s):
-                if self._handle is None:
-                    # Finding it asks the cluster's head, and blocks.
-                    self._handle = await asyncio.to_thread(self._find)
-                result: Awaitable[Any] = getattr(self._handle, method).remote(*arguments)
-                return await result
+            async with asyncio.timeout(within_s) as bound:
+                until = bound.when()
+                assert until is not None
+                while True:
+                    try:
+                        return await self._ask(method, arguments, until)
+                    except Exception as error:
+                        told = _told(method, error)
+                        if told is not None:
+                            self._forget(told)
+                            raise told from error
+                        lost = f": {type(error).__name__}: {error}"
+                    self._forget()
+                    await asyncio.sleep(_AGAIN_S)
         except TimeoutError:
-            self._handle = None
-            raise TandemError("link_lost", f"the hub has not answered {method} within {within_s:g} s") from None
-        except Exception as error:
-            raise self._translated(method, error) from error
+            self._forget()
+            raise TandemError("link_lost", f"the hub has not answered {method} within {within_s:g} s{lost}") from None
 
-    def _translated(self, method: str, error: Exception) -> TandemError:
-        """What the hub itself raised, or that it cannot be reached."""
-        cause = error if isinstance(error, TandemError) else getattr(error, "cause", None)
-        if isinstance(cause, TandemError):
-            known = _CLUSTER_ERRORS.get(cause.code)
-            return cause if known is None else known(cause.message)
-        self._handle = None
-        return TandemError("link_lost", f"the hub cannot be asked for {method}: {type(error).__name__}: {error}")
+    async def _ask(self, method: str, arguments: tuple[object, ...], until: float) -> Any:
+        if self._handle is None:
+            self._handle = await self._find()
+        if method not in _CHANGES:
+            return await getattr(self._handle, method).remote(*arguments)
+        if self._ahead_s is None:
+            hub_time: float = await self._handle.time.remote()
+            self._ahead_s = hub_time - asyncio.get_running_loop().time()
+        return await self._handle.change.remote(until + self._ahead_s, method, *arguments)
+
+    def _forget(self, told: TandemError | None = None) -> None:
+        """Find the hub anew next time, unless it is what has told this."""
+        if told is None or told.code == "link_lost":
+            self._handle = self._ahead_s = None
+
+
+def _told(method: str, error: Exception) -> TandemError | None:
+    """What the hub itself has raised, or that there is none; None where the call was lost on its way."""
+    cause = error if isinstance(error, TandemError) else getattr(error, "cause", None)
+    if isinstance(cause, TandemError):
+        known = _CLUSTER_ERRORS.get(cause.code)
+        return cause if known is None else known(cause.message)
+    if cause is None and not isinstance(error, ValueError):
+        return None
+    return TandemError("link_lost", f"the hub cannot be asked for {method}: {type(error).__name__}: {error}")
 
 
 def hub_of_this_cluster() -> HubClient:
     """The hub of the Ray cluster that this process belongs to."""
     import ray
 
-    return HubClient(lambda: ray.get_actor(HUB, namespace=NAMESPACE))
+    async def find() -> Any:
+        # It asks the cluster's head, and blocks. Raises `ValueError` where there is no hub.
+        return await asyncio.to_thread(ray.get_actor, HUB, namespace=NAMESPACE)
+
+    return HubClient(find)

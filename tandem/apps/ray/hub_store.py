@@ -12,6 +12,10 @@ from tandem.kube.memory_cluster import MemoryCluster
 STATE: Final = "tandem:hub:state"
 EPOCH: Final = "tandem:hub:epoch"
 _KEY_BYTES: Final = 32
+_UNREADABLE: Final = (
+    "It is left as it is, and workers and routers go on: install the version of Tandem that has kept it on the head,"
+    " or end the Ray cluster, with which it goes"
+)
 _GANGS_MAX: Final = 256
 
 
@@ -37,6 +41,8 @@ class HubState(msgspec.Struct):
     """The address of rank 0 by gang."""
     started_serve: bool = False
     """Whether Serve was started for Tandem, so that it may be shut down with it."""
+    routers_seen: bool = False
+    """Whether the application of routers has been there: then it is missed when it is gone."""
 
 
 class StateKeeper:
@@ -57,17 +63,16 @@ class StateKeeper:
     async def open(self) -> None:
         """Raise the epoch, restore what was kept, and keep it. Raises `link_lost`, and `bad_setting` for a state that
         cannot be read."""
-        before = await self._store.get(EPOCH)
-        self.epoch = 1 if before is None else int(before) + 1
+        self.epoch = await self._newest() + 1
         await self._store.put(EPOCH, str(self.epoch).encode())
         kept = await self._store.get(STATE)
         if kept is not None:
             try:
                 self.state = msgspec.msgpack.decode(kept, type=HubState)
-            except msgspec.DecodeError as error:
-                raise TandemError("bad_setting", f"the hub's state cannot be read: {error}") from error
-            if self.state.cluster:
-                self._cluster.restore(self.state.cluster)
+                if self.state.cluster:
+                    self._cluster.restore(self.state.cluster)
+            except (msgspec.DecodeError, TandemError) as error:
+                raise TandemError("bad_setting", f"the hub's state cannot be read: {error}. {_UNREADABLE}") from error
         if not self.state.key:
             self.state.key = self._entropy.token(_KEY_BYTES).hex()
         # Versions have jumped: nobody may see them before they are kept.
@@ -88,8 +93,7 @@ class StateKeeper:
 
     async def check(self) -> None:
         """Raises `stale_epoch` where a younger hub acts, and `link_lost`."""
-        newest = await self._store.get(EPOCH)
-        if newest is None or int(newest) != self.epoch:
+        if await self._newest() != self.epoch:
             self.superseded = True
         if self.superseded:
             raise TandemError("stale_epoch", f"this hub has epoch {self.epoch}, and a younger one acts")
@@ -109,3 +113,11 @@ class StateKeeper:
             except BaseException:
                 self._kept = None
                 raise
+
+    async def _newest(self) -> int:
+        """The epoch of the youngest hub; 0 before the first."""
+        kept = await self._store.get(EPOCH)
+        try:
+            return 0 if kept is None else int(kept)
+        except ValueError as error:
+            raise TandemError("bad_setting", f"the hub's epoch cannot be read: {error}. {_UNREADABLE}") from error

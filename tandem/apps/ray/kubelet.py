@@ -15,12 +15,13 @@ import msgspec
 
 from control_plane.objects.names import POOL, REVISION, SERVICE, annotations_of, labels_of
 from control_plane.objects.revisions import read_revision
+from tandem.apps.cli.registry import MemberEntry
 from tandem.apps.ray.pods import NAMESPACE, named, pod_of, status_of
-from tandem.apps.ray.serving import AppState, RevisionApp, Serving, WorkerTold, app_name
+from tandem.apps.ray.serving import AppState, RevisionApp, Serving, WorkerTold, app_name, state_of
 from tandem.apps.ray.serving_plan import ServingObserved, Workload, orphans, serving_plan, workloads_of
 from tandem.core.clock import Clock
 from tandem.core.errors import TandemError
-from tandem.kube.cluster import NotFound
+from tandem.kube.cluster import Conflict, NotFound
 from tandem.kube.kinds import (
     CONTROLLER_REVISION,
     DEPLOYMENT,
@@ -41,7 +42,8 @@ LEAVING: Final = "ray.tandem.dev/leaving"
 MANAGER: Final = "tandem-ray"
 """The manager of Pods' fields."""
 _STALLED_S: Final = 2.0
-"""Seconds between two looks beyond which the hub itself has stood still, which is held against no worker."""
+"""Seconds between two rounds of `expire` beyond which the hub itself has stood still, which is held against no
+worker."""
 _TABLE_AGAIN_S: Final = 10.0
 """Seconds after which an unchanged table is written again: one that is too old changes nothing."""
 _DEPLOY_AGAIN_S: Final = 10.0
@@ -75,7 +77,7 @@ class Kubelet:
         self._seen: dict[str, _Seen] = {}
         self._ended: deque[str] = deque(maxlen=_ENDED_MAX)
         self._showing, self._looking = asyncio.Lock(), asyncio.Lock()
-        self._looked_at: float | None = None
+        self._expired_at: float | None = None
         self._table: tuple[object, float] | None = None
         self._orphaned: dict[str, float] = {}
         self._failed: dict[str, float] = {}
@@ -105,9 +107,23 @@ class Kubelet:
                 await self._take(told)
         return self._wanted is None or told.app in self._wanted
 
-    def workers(self) -> list[WorkerTold]:
-        """The last reports of all replicas there are."""
-        return [each.told for each in self._seen.values() if each.told is not None]
+    def members(self) -> list[MemberEntry]:
+        """All replicas that have reported, as a registry of platforms names them."""
+        return [
+            MemberEntry(
+                told.name,
+                told.role,
+                told.pid or None,
+                state_of(told),
+                told.address,
+                told.metrics,
+                0,
+                told.service,
+                told.pool,
+            )
+            for told in (each.told for each in self._seen.values())
+            if told is not None
+        ]
 
     def apps_of(self, service: str) -> list[str]:
         """Names of a service's applications, as of the last look; those that end included."""
@@ -121,12 +137,14 @@ class Kubelet:
             self._seen.pop(told.name, None)
             await self._remove(told.name)
             return
-        before, self._seen[told.name] = self._seen.get(told.name), _Seen(told.app, self._clock.now(), told)
-        if before is not None and before.told == told and self._pod(told.name) is not None:
+        seen = self._seen.setdefault(told.name, _Seen(told.app, self._clock.now()))
+        seen.at = self._clock.now()
+        if seen.told == told and self._pod(told.name) is not None:
             return
         # The other ranks of a gang are parts of the first one's worker.
         if told.rank == 0 and self._service(told.service) is not None:
             await self._show(told)
+        seen.told = told
 
     async def _show(self, told: WorkerTold) -> None:
         before = self._pod(told.name)
@@ -144,10 +162,12 @@ class Kubelet:
         with suppress(NotFound):
             await self._cluster.delete(Ref(POD, NAMESPACE, name))
 
-    async def _expire(self) -> None:
+    async def expire(self) -> None:
+        """Remove the Pods of workers that do not report. To be called twice a second, whether or not Serve answers:
+        seconds in which it is not called are seconds in which the hub itself stands still."""
         now = self._clock.now()
-        stood_s = 0.0 if self._looked_at is None else now - self._looked_at
-        self._looked_at = now
+        stood_s = 0.0 if self._expired_at is None else now - self._expired_at
+        self._expired_at = now
         if stood_s > _STALLED_S:
             for each in self._seen.values():
                 each.at += stood_s
@@ -164,7 +184,6 @@ class Kubelet:
         """Bring Serve to what the objects say, once. Raises `link_lost` while Serve does not answer, and whatever
         `allowed` raises."""
         async with self._looking:
-            await self._expire()
             await self._finish_leaving()
             seen = await self._observed()
             plan = serving_plan(seen)
@@ -187,7 +206,7 @@ class Kubelet:
             services=self._recorded(),
             running=running,
             present=frozenset(each.app for each in self._seen.values()),
-            leaving=frozenset(name for name, _ in self._leaving()),
+            leaving=frozenset(each["metadata"]["name"] for each, _ in self._leaving()),
         )
         self._wanted = frozenset(each.app for each in seen.workloads)
         self._orphaned = {name: self._orphaned.get(name, now) for name in orphans(seen)}
@@ -250,16 +269,18 @@ class Kubelet:
 
     async def _finish_leaving(self) -> None:
         """Delete services that leave, once they have no workers or no more time."""
-        for name, until in self._leaving():
+        for service, until in self._leaving():
+            name, version = service["metadata"]["name"], service["metadata"]["resourceVersion"]
             theirs = {each.app for each in self._workloads() if each.service == name}
             present = any(each.app in theirs for each in self._seen.values())
             if not present or self._clock.wall() >= until:
-                with suppress(NotFound):
-                    await self._cluster.delete(Ref(MODEL_SERVICE, NAMESPACE, name))
+                # One that is wanted again at this moment is another version.
+                with suppress(NotFound, Conflict):
+                    await self._cluster.delete(Ref(MODEL_SERVICE, NAMESPACE, name), version=version)
 
-    def _leaving(self) -> list[tuple[str, float]]:
+    def _leaving(self) -> list[tuple[Json, float]]:
         marked = ((obj, annotations_of(obj).get(LEAVING)) for obj in self._cluster.objects(MODEL_SERVICE))
-        return [(str(obj["metadata"]["name"]), float(until)) for obj, until in marked if until is not None]
+        return [(obj, float(until)) for obj, until in marked if until is not None]
 
     def _workloads(self) -> tuple[Workload, ...]:
         objects = (*self._cluster.objects(DEPLOYMENT), *self._cluster.objects(LEADER_WORKER_SET))

@@ -57,10 +57,11 @@ def worker_command(service: ModelService, pool: Pool, place: WorkerPlace, enviro
 
 
 def fetch_command(model: Model, place: WorkerPlace, cache: Path, environment: Mapping[str, str]) -> Command | None:
-    """The process that brings the weights to the node and ends; None where the worker finds them by itself."""
+    """The process that brings the weights to the node and ends, at the latest with the pipe that is its standard
+    input; None where the worker finds them by itself."""
     if not _fetched(model):
         return None
-    argv = [sys.executable, "-m", "tandem.apps.cli", "fetch", model.source, "--cache", str(cache)]
+    argv = [sys.executable, "-m", LIFELINE, "tandem.apps.cli", "fetch", model.source, "--cache", str(cache)]
     argv += ["--link", str(_link(place)), "--report", str(place.directory / "fetch.json")]
     for flag, value in (("--revision", model.revision), ("--digest", model.digest)):
         argv += [flag, value] if value else []

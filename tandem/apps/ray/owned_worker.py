@@ -32,6 +32,8 @@ REPORT_S: Final = 3.0
 """Bound of one report; the next one says the same and more."""
 READY_S: Final = 7200.0
 """Bound of a start: weights are read, and kernels may be compiled."""
+FETCH_S: Final = 6 * 3600.0
+"""Bound of bringing weights to a node."""
 CHECK_S: Final = 1.0
 _END_S: Final = 10.0
 """Seconds that a worker gets beyond its drain to end, then it is killed; all within Serve's own bound."""
@@ -164,3 +166,24 @@ class OwnedWorker:
         )
         said = f": {self._member.problem}" if self._member.problem else ""
         return f"worker {self.told.name} {how}{said}\n{log}".rstrip()
+
+
+async def run_to_end(command: Command, logs: Path) -> None:
+    """Run a command of `tandem.process.lifeline` that ends by itself; it ends with this process, too. Raises
+    `bad_model` when it fails, or takes hours."""
+    # It writes lines of progress; they are in its log.
+    process = await LocalProcesses(logs, lifeline=True).start(command)
+    try:
+        async with asyncio.timeout(FETCH_S):
+            while await process.lines() is not None:
+                pass
+            status = await process.wait()
+    except TimeoutError:
+        process.signal(signal.SIGKILL)
+        problem = f"{command.name} has not ended within {FETCH_S:g} s; its log is in {logs}"
+        raise TandemError("bad_model", problem) from None
+    except BaseException:
+        process.signal(signal.SIGKILL)
+        raise
+    if status != 0:
+        raise TandemError("bad_model", f"{command.name} ended with status {status}; its log is in {logs}")

@@ -9,7 +9,7 @@ from control_plane.objects.scheduling import nodes_of, parallelism_of
 from tandem.apps.ray.serving import ActorOptions, DeploymentPlan, RevisionApp, app_name
 from tandem.core.errors import TandemError
 from tandem.spec.pool import REPLICAS_MAX, WHOLE, Accelerator, Pool, Topology
-from tandem.spec.service import ModelService
+from tandem.spec.service import ModelService, RouterSpec
 
 ANNOTATION: Final = "ray.tandem.dev"
 """Annotations `ray.tandem.dev/POOL.cpus`, `.resources` and `.max-replicas-per-node` of a ModelService say what its
@@ -74,6 +74,16 @@ def refusals(service: ModelService) -> Iterator[str]:
         revision_app(service, "", {})
     except TandemError as error:
         yield error.message
+
+
+def without_meaning(service: ModelService) -> Iterator[str]:
+    """What of a service is set and means nothing on Ray, each in one sentence with its path: `refusals` is about what
+    cannot be."""
+    router, usual = service.spec.router, RouterSpec()
+    if router.host != usual.host:
+        yield f"spec.router.host {router.host!r} means nothing on Ray: Serve's ingress is on every address there"
+    if router.grpc_port is not None:
+        yield f"spec.router.grpcPort {router.grpc_port} means nothing on Ray: routers there have no gRPC API"
 
 
 def _pool_refusals(service: ModelService, pool: Pool, path: str) -> Iterator[str]:

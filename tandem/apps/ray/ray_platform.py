@@ -2,54 +2,72 @@
 
 import asyncio
 import shlex
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final, NoReturn
 
 import msgspec
 
 from tandem.apps.cli.registry import PlatformEntry
 from tandem.apps.cli.router_client import send_request
-from tandem.apps.client.http import parse_target
-from tandem.apps.ray import cluster
-from tandem.apps.ray.application import ROUTERS
-from tandem.apps.ray.cluster import ClusterNodes
+from tandem.apps.client.http import Target, parse_target
+from tandem.apps.ray.cluster import ClusterNodes, SharedCluster
 from tandem.apps.ray.hub_client import HubCalls
 from tandem.apps.ray.options import RaySettings
-from tandem.apps.ray.ray_serving import OneThread, RayServing
-from tandem.apps.ray.serving import app_name
+from tandem.apps.ray.placing import without_meaning
+from tandem.apps.ray.serving import ROUTERS, RouterApp, app_name
+from tandem.apps.ray.up_options import KEY_VARIABLE
 from tandem.core.errors import TandemError
 from tandem.kube.kinds import Json
 from tandem.spec.service import ModelService
 
 Say = Callable[[str], None]
+Ask = Callable[[Target, str, str], Awaitable[tuple[int, bytes]]]
+"""A request to a router by target, method and path; status and body of the answer."""
 
+PASSING: Final = frozenset(("link_lost", "stale_epoch", "draining"))
+"""Codes of errors of a hub, or of Serve, that is away, comes back or is on its way to its end: to be asked again."""
 _ASK_S: Final = 30.0
 _START_S: Final = 120.0
+_BEGIN_S: Final = 300.0
+"""Seconds for everything until the hub has taken the service over, tries again included."""
+_GONE_S: Final = 180.0
+"""Seconds for routers that are being taken away: they drain, and so does Serve's ingress."""
 _END_S: Final = 120.0
-"""Serve itself lets its ingress drain for 30 s, unless its environment says otherwise."""
 _LOOK_S: Final = 0.5
+_AGAIN_S: Final = 1.0
 _EVENTS_S: Final = 10.0
 _MARGIN_S: Final = 5.0
 _ROUTERS: Final = 2
+_NO_KEY: Final = (401, 403)
 
 
 class RayPlatform:
     """One service of the cluster that this process is connected to, and what all services share. `url` is where
     clients reach it, and empty until that is known."""
 
-    def __init__(self, hub: HubCalls, settings: RaySettings, service: ModelService, say: Say) -> None:
+    def __init__(
+        self,
+        hub: HubCalls,
+        cluster: SharedCluster,
+        settings: RaySettings,
+        service: ModelService,
+        say: Say,
+        ask: Ask = send_request,
+    ) -> None:
         self.service = service
         self.url = ""
         self._hub = hub
+        self._cluster = cluster
         self._settings = settings
         self._say = say
-        self._ray = OneThread("commands")
-        self._serving = RayServing(settings.vllm_python)
+        self._ask = ask
+        self._said: set[str] = set()
         self._revision = ""
         self._found = False
         self._wanted = False
+        self._started = False
         self._events = 0
         self._nodes: ClusterNodes | None = None
 
@@ -67,59 +85,129 @@ class RayPlatform:
         """Whether this command has asked for the service: what it has not asked for is not its to take away."""
         return self._wanted
 
-    async def start(self, make_hub: Callable[[RaySettings], Any]) -> None:
-        """See that Serve, the hub and routers are there, and want the service. Raises `link_lost`, and `bad_setting`
-        for what the hub or Serve refuses."""
-        self._nodes = nodes = await self._ray.run("name its nodes", _ASK_S, cluster.cluster_nodes)
-        port = self.service.spec.router.port
-        started = await self._ray.run(
-            "start Serve", _START_S, lambda: cluster.start_ingress(self._settings, nodes, port)
-        )
-        if self._settings.ingress == "haproxy":
-            self.url = nodes.url(await self._ingress_port(started)) + self._settings.route_prefix.rstrip("/")
-        settings = replace(self._settings, url=self.url)
-        await self._ray.run("make the hub", _ASK_S, lambda: make_hub(settings))
-        await self._hub.call("key", within_s=_START_S)
-        if started:
+    async def start(self) -> None:
+        """See that Serve, the hub and routers are there, and want the service. What another command is ending
+        meanwhile is waited for and made again, within a bound. Raises `bad_setting` for what the hub or Serve
+        refuses, and for an option that does not agree with what runs; `deadline_exceeded`."""
+        problem = "the Ray cluster's answer"
+        try:
+            async with asyncio.timeout(_BEGIN_S):
+                while True:
+                    try:
+                        return await self._begin()
+                    except TandemError as error:
+                        if error.code not in PASSING:
+                            raise
+                        problem = error.message
+                    self._say_once(f"trying again: {problem}")
+                    await asyncio.sleep(_AGAIN_S)
+        except TimeoutError:
+            raise TandemError("deadline_exceeded", f"not begun within {_BEGIN_S:g} s: {problem}") from None
+
+    async def _begin(self) -> None:
+        self._nodes = nodes = await self._cluster.nodes()
+        router = self.service.spec.router
+        started = await self._cluster.start_serve(self._settings, nodes, router.port)
+        self._started |= started
+        running = await self._routers()
+        if running is not None:
+            self._agree(running)
+        self.url = await self._ingress(nodes, running)
+        key = self._settings.router_key if self._settings.api_keys is not None else ""
+        await self._cluster.make_hub(replace(self._settings, url=self.url, router_key=key))
+        self._agree_with_hub(await self._hub.call("settings", within_s=_START_S))
+        if self._started:
             await self._hub.call("started_serve", True)
-        await self._routers(nodes)
+        if running is None:
+            count = self._settings.routers or min(_ROUTERS, nodes.count)
+            await self._cluster.deploy_routers(self._settings, count, router)
         self._events, _ = await self._hub.call("events", 0, 0.0)
-        self._found = await self._object() is not None
+        if not self._wanted:
+            self._found = await self._object() is not None
         await self.want(self.service)
 
-    async def _ingress_port(self, started: bool) -> int:
-        asked = self.service.spec.router.port
-        port = await self._ray.run("name the port of Serve", _ASK_S, cluster.ingress_port)
-        if not started and port != asked:
-            self._say(f"Serve runs already, with its ingress on port {port} and not {asked}: it is used as it is")
-        return port
+    def _say_once(self, sentence: str) -> None:
+        if sentence not in self._said:
+            self._said.add(sentence)
+            self._say(sentence)
 
-    async def _routers(self, nodes: ClusterNodes) -> None:
-        there = await self._serving.routers()
-        if there:
-            self._say(f"routers run already (application {there[0]}); they are used as they are")
-            return
-        count = self._settings.routers or min(_ROUTERS, nodes.count)
-        router = self.service.spec.router
-        await self._ray.run(
-            "deploy routers",
-            _START_S,
-            lambda: cluster.deploy_routers(self._settings, count, router.port, router.max_streams),
+    async def _ingress(self, nodes: ClusterNodes, running: RouterApp | None) -> str:
+        """Where clients reach the routers through Serve's ingress; empty where they do not."""
+        prefix = running.route_prefix if running is not None else self._settings.route_prefix
+        direct = running is None or "ingress" in self._settings.given
+        if prefix is None or (direct and self._settings.ingress == "direct"):
+            return ""
+        asked, port = self.service.spec.router.port, await self._cluster.ingress_port()
+        if port != asked:
+            self._say_once(
+                f"Serve runs already, with its ingress on port {port} and not {asked}: it is used as it is"
+            )
+        return nodes.url(port) + prefix.rstrip("/")
+
+    async def _routers(self) -> RouterApp | None:
+        """The routers that run; None where there are none. Those that are being taken away are waited for: others
+        cannot take their place before. Raises `deadline_exceeded` where they stay."""
+        leaving = ""
+        try:
+            async with asyncio.timeout(_GONE_S):
+                while True:
+                    there = await self._cluster.routers()
+                    leaving = ", ".join(each.name for each in there if each.status == "deleting")
+                    if not leaving:
+                        return there[0] if there else None
+                    self._say_once(f"routers are being taken away (application {leaving}); waiting for their end")
+                    await asyncio.sleep(_LOOK_S)
+        except TimeoutError:
+            problem = (
+                f"routers (application {leaving}) are still being taken away after {_GONE_S:g} s; try again later"
+            )
+            raise TandemError("deadline_exceeded", problem) from None
+
+    def _agree(self, running: RouterApp) -> None:
+        """Say what runs. Raises `bad_setting` for an option that was given and is not so."""
+        ways = {"haproxy"} if running.route_prefix is not None else {"direct"}
+        if running.port:
+            ways.add("direct")
+        settings, what = self._settings, f"the routers that run (application {running.name})"
+        prefix = settings.route_prefix
+        checks = (
+            ("ingress", settings.ingress, settings.ingress in ways, f"are {running.where}"),
+            ("route_prefix", prefix, prefix == running.route_prefix, f"are {running.where}"),
+            ("routers", settings.routers, settings.routers == running.replicas, f"are {running.replicas}"),
+            ("api_keys", settings.api_keys, settings.api_keys == running.api_keys, _keys(running)),
         )
+        for name, asked, agrees, runs in checks:
+            if name in settings.given and not agrees:
+                _disagree(name, asked, f"{what} {runs}")
+        self._say_once(
+            f"routers run already (application {running.name}), {running.where}: they are used as they are"
+        )
+
+    def _agree_with_hub(self, told: RaySettings) -> None:
+        """Raises `bad_setting` where the hub has another interpreter of vLLM workers than the one that was given."""
+        asked, runs = self._settings.vllm_python, told.vllm_python
+        if asked == runs:
+            return
+        words = "with that of Ray" if runs is None else f"with {runs}"
+        if "vllm_python" in self._settings.given:
+            _disagree("vllm_python", asked, f"the hub that runs starts vLLM workers {words}")
+        self._say_once(f"the hub runs already: it starts vLLM workers {words}")
 
     async def want(self, service: ModelService) -> str:
         """The service is to be so from now on; gives its revision. Raises `bad_setting`."""
         if service.metadata.name != self.name:
             problem = f"metadata.name is {service.metadata.name!r} and was {self.name!r}: that is another service"
             raise TandemError("bad_setting", problem)
+        for sentence in without_meaning(service):
+            self._say_once(sentence)
         self._wanted = True
         self._revision = await self._hub.call("want", service, within_s=_ASK_S)
         self.service = service
         return self._revision
 
     async def ready(self, within_s: float) -> None:
-        """Wait until clients are served. Raises `engine_failed` where workers cannot start, `deadline_exceeded` with
-        what is missing after `within_s` seconds."""
+        """Wait until clients are served. Raises `engine_failed` where workers or routers cannot start,
+        `deadline_exceeded` with what is missing after `within_s` seconds."""
         missing = "the hub's answer"
         try:
             async with asyncio.timeout(within_s):
@@ -127,7 +215,7 @@ class RayPlatform:
                     try:
                         missing = await self._missing()
                     except TandemError as error:
-                        if error.code != "link_lost":
+                        if error.code not in PASSING:
                             raise
                         missing = error.message
                     if missing:
@@ -137,10 +225,12 @@ class RayPlatform:
 
     async def _missing(self) -> str:
         """What is missing until clients are served, in one sentence; empty when nothing is."""
-        app = await self._serving.state(app_name(self.name, self._revision))
+        app = await self._cluster.state(app_name(self.name, self._revision))
         if app is not None and app.status == "failed":
             said = [app.message, *(each.message for each in app.deployments.values())]
             raise TandemError("engine_failed", "\n".join(each for each in dict.fromkeys(said) if each))
+        if missing := await self._missing_routers():
+            return missing
         found = await self._object()
         if found is None:
             return f"the service {self.name}"
@@ -148,11 +238,31 @@ class RayPlatform:
         if ready.get("status") != "True":
             return str(ready.get("message") or "workers")
         if not self.url:
-            self.url = (await self.entry()).url
+            self.url = await self._own_url()
         return "" if self.url and await self._served() else "a router that answers"
 
+    async def _missing_routers(self) -> str:
+        """What is missing of the routers. Where there are none any more, as another command has taken them away with
+        what was the last service then, everything is begun again."""
+        there = await self._cluster.routers()
+        for each in there:
+            if each.status == "failed":
+                raise TandemError("engine_failed", f"routers (application {each.name}) cannot start: {each.message}")
+        if not there:
+            await self._begin()
+        return "" if any(each.status != "deleting" for each in there) else "routers"
+
+    async def _own_url(self) -> str:
+        """Of a router that listens on a port of its own; empty while there is none."""
+        members = (await self.entry()).members
+        ready = (each for each in members if each.role == "router" and each.state == "ready")
+        return next((f"http://{each.address}" for each in ready), "")
+
     async def _served(self) -> bool:
-        status, body = await send_request(parse_target(self.url), "GET", "/v1/models")
+        status, body = await self._ask(parse_target(self.url, self._settings.router_key), "GET", "/v1/models")
+        if status in _NO_KEY:
+            problem = f"the routers want an API key that may use {self.service.model_name}: set {KEY_VARIABLE} to one"
+            raise TandemError("bad_setting", problem, param="api_keys")
         return status == 200 and self.service.model_name in {each["id"] for each in msgspec.json.decode(body)["data"]}
 
     async def _object(self) -> Json | None:
@@ -204,21 +314,20 @@ class RayPlatform:
         ours = await self._hub.call("started_serve")
         if not await self._end_routers(wait=True):
             return
-        others = await self._serving.others()
+        others = (*await self._cluster.others(), *(each.name for each in await self._cluster.routers()))
         if ours and not others and self._nodes is not None:
-            nodes = self._nodes
-            await self._ray.run("end Serve", _END_S, lambda: cluster.stop_serve(nodes))
+            await self._cluster.stop_serve(self._nodes)
         elif ours:
             self._say(f"Serve goes on: it runs {', '.join(others)}")
 
     async def _end_routers(self, *, wait: bool) -> bool:
         """End the routers that this command, or one like it, has made, and the hub; whether both end."""
-        routers = await self._serving.routers()
+        routers = {each.name: each for each in await self._cluster.routers()}
         if routers and ROUTERS not in routers:
-            self._say(f"routers and hub stay: application {routers[0]} was not made by `tandem up`")
+            self._say(f"routers and hub stay: application {next(iter(routers))} was not made by `tandem up`")
             return False
         if routers:
-            await self._ray.run("delete routers", _END_S, lambda: cluster.delete_routers(wait=wait))
+            await self._cluster.delete_routers(wait=wait)
         ends: bool = await self._hub.call("end")
         return ends
 
@@ -230,7 +339,18 @@ class RayPlatform:
             "stream": True,
         }
         data = shlex.quote(msgspec.json.encode(body).decode())
-        return f"curl -N {self.url}/v1/chat/completions -H 'Content-Type: application/json' -d {data}"
+        key = f' -H "Authorization: Bearer ${KEY_VARIABLE}"' if self._settings.api_keys is not None else ""
+        return f"curl -N {self.url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d {data}"
+
+
+def _keys(running: RouterApp) -> str:
+    return "take no API keys" if running.api_keys is None else f"take the API keys of {running.api_keys}"
+
+
+def _disagree(name: str, asked: object, runs: str) -> NoReturn:
+    flag = "--" + name.replace("_", "-")
+    problem = f"{flag} is {asked}, but {runs}; leave {flag} out to use them, or end all services first"
+    raise TandemError("bad_setting", problem, param=name)
 
 
 def _condition(obj: Json, type_: str) -> Json:

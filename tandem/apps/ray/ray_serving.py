@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Final, TypeVar
 
+import msgspec
 import ray
 from ray import serve
 from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get, _internal_kv_list, _internal_kv_put
@@ -13,16 +14,36 @@ from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
 from ray.serve.context import _disconnect, _get_global_client
 from ray.serve.exceptions import RayServeException
 
-from tandem.apps.ray.application import ROUTERS, ROUTES, revision_application
+from tandem.apps.ray import cluster
+from tandem.apps.ray.application import revision_application, router_application
+from tandem.apps.ray.cluster import ClusterNodes
 from tandem.apps.ray.hub_store import STATE
+from tandem.apps.ray.options import RaySettings
 from tandem.apps.ray.policy import WANTED_KEY, encode_table
-from tandem.apps.ray.serving import AppState, AppStatus, DeploymentState, RevisionApp
+from tandem.apps.ray.router_replica import RouterPlan
+from tandem.apps.ray.serving import (
+    ROUTER,
+    ROUTERS,
+    AppState,
+    AppStatus,
+    DeploymentState,
+    RevisionApp,
+    RouterApp,
+    routes,
+)
 from tandem.core.errors import TandemError
+from tandem.spec.service import RouterSpec
 
 _DEPLOYED: Final = "tandem:app:"
 """Prefix of the keys that name Tandem's own applications of workers."""
+_MARKED: Final = "tandem:routers:"
+"""Prefix of the keys that name applications of routers and keep their plans."""
 _ASK_S: Final = 10.0
 _DEPLOY_S: Final = 60.0
+_NAME_S: Final = 30.0
+_START_S: Final = 120.0
+_END_S: Final = 120.0
+"""Serve itself lets its ingress drain for 30 s, unless its environment says otherwise."""
 _STATUS: Final[Mapping[str, AppStatus]] = {
     "NOT_STARTED": "deploying",
     "DEPLOYING": "deploying",
@@ -78,6 +99,10 @@ class RayServing:
 
     async def routers(self) -> tuple[str, ...]:
         """Names of the applications of Tandem's routers. Where Serve does not run there is none."""
+        return tuple(each.name for each in await self.router_apps())
+
+    async def router_apps(self) -> tuple[RouterApp, ...]:
+        """The applications of Tandem's routers, those that are being deleted included."""
         return await self._serve.run("say what runs", _ASK_S, _of_routers)
 
     async def others(self) -> tuple[str, ...]:
@@ -112,9 +137,49 @@ class RayStore:
         await self._kept.run(f"keep {key}", _ASK_S, lambda: _internal_kv_put(key, value))
 
     async def clear(self) -> None:
-        """Forget what the hub has kept, and the table; the epoch stays, so that older hubs stay older."""
+        """Forget what the hub has kept, the table, and which applications were of routers; the epoch stays, so that
+        older hubs stay older."""
         for key in (STATE, WANTED_KEY):
             await self._kept.run(f"forget {key}", _ASK_S, partial(_internal_kv_del, key))
+        await self._kept.run("forget routers", _ASK_S, partial(_internal_kv_del, _MARKED, del_by_prefix=True))
+
+
+class RayCluster:
+    """`tandem.apps.ray.cluster.SharedCluster` on the cluster that this process is connected to. `make_hub` is
+    `tandem.apps.ray.hub_actor.make_hub`."""
+
+    def __init__(self, make_hub: Callable[[RaySettings], object]) -> None:
+        self._make_hub = make_hub
+        self._ray = OneThread("commands")
+        serving = RayServing()
+        self.routers, self.state, self.others = serving.router_apps, serving.state, serving.others
+
+    async def nodes(self) -> ClusterNodes:
+        return await self._ray.run("name its nodes", _NAME_S, cluster.cluster_nodes)
+
+    async def start_serve(self, settings: RaySettings, nodes: ClusterNodes, port: int) -> bool:
+        return await self._ray.run("start Serve", _START_S, lambda: cluster.start_ingress(settings, nodes, port))
+
+    async def ingress_port(self) -> int:
+        return await self._ray.run("name the port of Serve", _NAME_S, cluster.ingress_port)
+
+    async def make_hub(self, settings: RaySettings) -> None:
+        await self._ray.run("make the hub", _NAME_S, lambda: self._make_hub(settings))
+
+    async def deploy_routers(self, settings: RaySettings, count: int, router: RouterSpec) -> None:
+        await self._ray.run("deploy routers", _START_S, lambda: _deploy_routers(settings, count, router))
+
+    async def delete_routers(self, *, wait: bool) -> None:
+        await self._ray.run("delete routers", _END_S, lambda: serve.delete(ROUTERS, _blocking=wait))
+
+    async def stop_serve(self, nodes: ClusterNodes) -> None:
+        await self._ray.run("end Serve", _END_S, lambda: cluster.stop_serve(nodes))
+
+
+def mark_routers(application: str, plan: bytes) -> None:
+    """Keep that an application is one of routers with this plan (`RouterPlan.encoded`). It is known by that even
+    while it is being deleted, and whatever a configuration has put in the place of its options."""
+    _internal_kv_put(_MARKED + application, plan)
 
 
 def _client() -> Any:
@@ -155,14 +220,37 @@ def _state_if_any(name: str) -> AppState | None:
     return None if app is None else _state(app)
 
 
-def _of_routers() -> tuple[str, ...]:
-    return tuple(name for name, app in _applications().items() if _routes(name, app))
+def _of_routers() -> tuple[RouterApp, ...]:
+    plans = _plans()
+    found = _applications().items()
+    return tuple(_router_app(name, app, plans.get(name)) for name, app in found if routes(name, app, plans))
 
 
 def _not_ours() -> tuple[str, ...]:
-    deployed = _deployed()
+    deployed, plans = _deployed(), _plans()
     found = _applications().items()
-    return tuple(name for name, app in found if name not in deployed and not _routes(name, app))
+    return tuple(name for name, app in found if name not in deployed and not routes(name, app, plans))
+
+
+def _plans() -> dict[str, RouterPlan]:
+    """The plans of routers by the names of their applications, some of which may have ended."""
+    found = {}
+    for key in _internal_kv_list(_MARKED):
+        plan = _internal_kv_get(key)
+        if plan is not None:
+            found[key.decode().removeprefix(_MARKED)] = msgspec.msgpack.decode(plan, type=RouterPlan)
+    return found
+
+
+def _deploy_routers(settings: RaySettings, count: int, router: RouterSpec) -> None:
+    """Make the application of routers; return before they listen. It must not be there: deployed again, all of them
+    would be replaced at once."""
+    behind = settings.ingress == "haproxy"
+    plan = RouterPlan(0 if behind else router.port, router.max_streams, api_keys=settings.api_keys)
+    application = router_application(plan, count, router.max_streams)
+    target = serve.RunTarget(application, name=ROUTERS, route_prefix=settings.route_prefix if behind else None)
+    mark_routers(ROUTERS, plan.encoded())
+    serve.run_many([target], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
 
 
 def _deploy(app: RevisionApp, vllm_python: str | None) -> None:
@@ -182,12 +270,19 @@ def _delete(name: str) -> None:
         serve.delete(name, _blocking=False)
 
 
-def _routes(name: str, app: Any) -> bool:
-    """Whether an application is one of routers; while it is being made it has no deployments by which to know it."""
-    if not app["deployments"]:
-        return name == ROUTERS
-    options = [each["deployment_config"].get("ray_actor_options") or {} for each in app["deployments"].values()]
-    return any(ROUTES in ((each.get("runtime_env") or {}).get("env_vars") or {}) for each in options)
+def _router_app(name: str, app: Any, plan: RouterPlan | None) -> RouterApp:
+    """An application of routers by Serve's details of it, and by its plan where that is known."""
+    state = _state(app)
+    said = dict.fromkeys((state.message, *(each.message for each in state.deployments.values())))
+    return RouterApp(
+        name=name,
+        status=state.status,
+        message="\n".join(each for each in said if each),
+        route_prefix=app.get("route_prefix"),
+        replicas=app["deployments"][ROUTER]["target_num_replicas"] if ROUTER in app["deployments"] else 0,
+        port=0 if plan is None else plan.port,
+        api_keys=None if plan is None else plan.api_keys,
+    )
 
 
 def _state(app: Any) -> AppState:

@@ -11,7 +11,6 @@ import msgspec
 from ray import serve
 
 from kv_transfer.key_file import read_keyring
-from router.api.auth import Keys, load_keys
 from router.api.chat_templates.supervisor import HelperTemplates
 from router.discovery.kubernetes import Connect
 from router.process_settings import ProcessSettings, sized
@@ -20,6 +19,7 @@ from router.wiring import Wiring
 from tandem.apps.ray.asgi import App, asgi
 from tandem.apps.ray.hub_client import HUB_S, HubCalls, hub_of_this_cluster
 from tandem.apps.ray.hub_cluster import HubCluster
+from tandem.apps.ray.options import keys_on_node
 from tandem.apps.ray.replica_place import ReplicaPlace, place_on_ray
 from tandem.apps.ray.serving import RouterTold
 from tandem.core.errors import TandemError
@@ -102,7 +102,7 @@ class RouterReplica:
     def _build(self, told: RouterPlan, events: EventLines) -> RouterService:
         assert self._place is not None
         settings = _settings(told, self._place, self._name)
-        keys = Keys() if settings.api_keys is None else load_keys(settings.api_keys)
+        keys = keys_on_node(told.api_keys, self._place.host)
         keyring = read_keyring(self._place.key_file)
         wiring = Wiring(settings, {}, self._templates, keys, keyring, _connecting(self._hub))
         return wiring.build(self._telemetry, events)

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from control_plane.reports.http_get import Endpoint
-from tandem.apps.ray.serving import RouterTold
+from tandem.apps.cli.registry import MemberEntry
+from tandem.apps.ray.serving import RouterTold, state_of
 from tandem.core.clock import Clock
 
 SILENT_S: Final = 10.0
@@ -37,6 +38,15 @@ class RouterReports:
         now = self._clock.now()
         self._seen = {name: each for name, each in self._seen.items() if now - each.at <= SILENT_S}
         return [each.told for each in self._seen.values()]
+
+    def members(self) -> list[MemberEntry]:
+        """All routers, as a registry of platforms names them."""
+        return [
+            MemberEntry(
+                told.name, "router", told.pid or None, state_of(told), f"{told.host}:{told.port}", told.metrics, 0
+            )
+            for told in self.all()
+        ]
 
     def endpoints(self) -> Mapping[str, Endpoint]:
         """Where to poll them, by name."""

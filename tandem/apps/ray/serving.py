@@ -4,12 +4,21 @@
 Every value here is a struct of msgspec, so that it may travel as bytes.
 """
 
-from collections.abc import Mapping
-from typing import Literal, Protocol
+from collections.abc import Collection, Mapping
+from typing import Final, Literal, Protocol
 
 import msgspec
 
+from tandem.kube.kinds import Json
 from tandem.spec.service import ModelService
+
+ROUTERS: Final = "tandem"
+"""The name of the application of routers that `tandem up` makes."""
+ROUTER: Final = "router"
+"""The name of the deployment of routers, in whichever application."""
+ROUTES: Final = "TANDEM_RAY_ROUTER"
+"""The environment variable of routers' deployments: a mark that is there from the first moment on, and that
+`ray_actor_options` of a configuration take away."""
 
 AppStatus = Literal["deploying", "running", "unhealthy", "failed", "deleting"]
 
@@ -74,6 +83,29 @@ class AppState(msgspec.Struct, frozen=True):
     message: str = ""
 
 
+class RouterApp(msgspec.Struct, frozen=True, kw_only=True):
+    """An application of Tandem's routers as it runs, whoever has made it."""
+
+    name: str
+    status: AppStatus
+    message: str = ""
+    route_prefix: str | None = None
+    """Where Serve's ingress has them; None where it has not."""
+    replicas: int = 0
+    """How many there are to be."""
+    port: int = 0
+    """On which each listens on its node; 0 where the system has chosen one, and where that is not known."""
+    api_keys: str | None = None
+    """The path of their key file."""
+
+    @property
+    def where(self) -> str:
+        """How clients reach them, in words."""
+        behind = f"behind Serve's ingress at {self.route_prefix}"
+        own = f"on port {self.port} of their nodes" if self.port else "on ports of their own"
+        return own if self.route_prefix is None else f"{behind} and {own}" if self.port else behind
+
+
 class WorkerTold(msgspec.Struct, frozen=True, kw_only=True):
     """The report of one replica about the worker that it owns. A worker's name is never given twice."""
 
@@ -124,6 +156,12 @@ class RouterTold(msgspec.Struct, frozen=True, kw_only=True):
     """The last report of this router."""
 
 
+def state_of(told: WorkerTold | RouterTold) -> str:
+    """In one word, as a registry of platforms names it."""
+    leaving = told.leaving if isinstance(told, RouterTold) else told.leaving_s is not None
+    return "draining" if leaving else "ready" if told.ready else "starting"
+
+
 class Orders(msgspec.Struct, frozen=True):
     """The hub's answer to a worker's report."""
 
@@ -142,6 +180,10 @@ class Serving(Protocol):
         """Tandem's own applications of workers, by name, those that are being deleted included."""
         ...
 
+    async def routers(self) -> tuple[str, ...]:
+        """Names of the applications of Tandem's routers. Where Serve does not run there is none."""
+        ...
+
     async def deploy(self, app: RevisionApp) -> None:
         """Make the application; return before its replicas run. Nothing happens where one of that name is there,
         in whatever state: an application is deployed once and never again."""
@@ -156,6 +198,17 @@ class Serving(Protocol):
         """Delete the application; return before its replicas have ended, each of which drains first. Nothing happens
         where there is none of that name."""
         ...
+
+
+def routes(name: str, app: Json, marked: Collection[str]) -> bool:
+    """Whether an application is one of routers, by Serve's details of it and the names that routers have marked
+    themselves. While it is being made or deleted it has no deployments by which to know it."""
+    if not app["deployments"]:
+        return name == ROUTERS or name in marked
+    if ROUTER not in app["deployments"]:
+        return False
+    options = app["deployments"][ROUTER]["deployment_config"].get("ray_actor_options") or {}
+    return name in marked or ROUTES in ((options.get("runtime_env") or {}).get("env_vars") or {})
 
 
 def app_name(service: str, revision: str) -> str:

@@ -64,19 +64,14 @@ class RayOperations:
 
     async def _workers(self) -> dict[str, MemberEntry]:
         members = (await self._platform.entry()).members
-        return {each.name: each for each in members if each.name.startswith(f"{self._platform.name}-")}
+        return {each.name: each for each in members if each.service == self._platform.name}
 
     def _settled(self, now: Mapping[str, MemberEntry], wanted: Mapping[str, int]) -> bool:
         for pool, count in wanted.items():
-            states = [each.state for name, each in now.items() if pool_of(name, self._platform.name) == pool]
+            states = [each.state for each in now.values() if each.pool == pool]
             if states.count("ready") != count or len(states) != count:
                 return False
         return True
-
-
-def pool_of(worker: str, service: str) -> str:
-    """The pool in a worker's name `SERVICE-POOL-TAG`."""
-    return worker.removeprefix(f"{service}-").rpartition("-")[0]
 
 
 def _tell(before: Mapping[str, MemberEntry], now: Mapping[str, MemberEntry], say: Say) -> None:

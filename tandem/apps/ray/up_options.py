@@ -1,6 +1,7 @@
 """The options of `tandem up --on ray`. They can be read, and refused, where Ray is not installed."""
 
 import argparse
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,11 @@ from tandem.spec.reading import check, read_service
 from tandem.spec.service import API_VERSION, ModelService
 
 CLIENT: Final = "ray://"
+KEY_VARIABLE: Final = "OPENAI_API_KEY"
+"""Whence the key by which the command and the hub ask routers, where those want one."""
+SHARED: Final = ("ingress", "routers", "route_prefix", "vllm_python", "api_keys")
+"""Options about what all services of a cluster share, by their names in `RaySettings`: who comes later finds them as
+they are."""
 _PORT_MAX: Final = 65535
 
 
@@ -37,14 +43,22 @@ def parse(arguments: Sequence[str]) -> RayUpOptions:
     """Raises `bad_setting` for what cannot be on Ray, naming the path of it; argparse itself exits with 2."""
     given = _parser().parse_args(arguments)
     _check(given)
+    asked = {name: getattr(given, name) for name in SHARED if getattr(given, name) is not None}
+    if "route_prefix" in asked:
+        # As Serve wants it.
+        asked["route_prefix"] = asked["route_prefix"].rstrip("/") or "/"
     settings = RaySettings(
         address=given.address,
-        ingress=given.ingress,
-        routers=given.routers,
-        route_prefix=given.route_prefix,
-        vllm_python=given.vllm_python,
         keep=given.keep,
+        given=frozenset(asked),
+        router_key=os.environ.get(KEY_VARIABLE, ""),
+        **asked,
     )
+    if settings.api_keys is not None and not settings.router_key:
+        problem = (
+            f'--api-keys: the hub asks routers, too: set {KEY_VARIABLE} to a key of that file with "operator": true'
+        )
+        raise TandemError("bad_setting", problem, param="api_keys")
 
     def read() -> ModelService:
         return read_for_ray(given.file, given.port)
@@ -75,7 +89,7 @@ def _check(given: argparse.Namespace) -> None:
     """Raises `bad_setting`."""
     if given.routers is not None and given.routers < 1:
         raise TandemError("bad_setting", f"--routers is {given.routers}; expected at least 1", param="routers")
-    if not given.route_prefix.startswith("/"):
+    if given.route_prefix is not None and not given.route_prefix.startswith("/"):
         problem = f"--route-prefix is {given.route_prefix!r}; it begins with a slash"
         raise TandemError("bad_setting", problem, param="route_prefix")
     if given.address != "auto":
@@ -105,20 +119,23 @@ def _parser() -> argparse.ArgumentParser:
         "HOST:PORT from a machine that is no node of it",
     )  # fmt: skip
     parser.add_argument(
-        "--ingress", choices=("haproxy", "direct"), default="haproxy",
+        "--ingress", choices=("haproxy", "direct"),
         help="how clients reach the routers: through HAProxy on Serve's port of the head (the default), or each on "
         "its own port of its node",
     )  # fmt: skip
     parser.add_argument(
         "--routers", type=int, metavar="N", help="how many, each on a node of its own (default 2; 1 on one node)"
     )
-    parser.add_argument(
-        "--route-prefix", default="/", metavar="PATH", help="of the routers at Serve's ingress (default /)"
-    )
+    parser.add_argument("--route-prefix", metavar="PATH", help="of the routers at Serve's ingress (default /)")
     parser.add_argument("--port", type=int, help="OpenAI REST port (default: of the file, or 8000)")
     parser.add_argument(
         "--vllm-python", metavar="PATH", help="the interpreter of vLLM workers on every node (default: that of Ray)"
     )
+    parser.add_argument(
+        "--api-keys", metavar="PATH",
+        help="a file of API keys on every node of routers (default: none, and everybody in reach may ask); a key of "
+        f"it with \"operator\": true is wanted in {KEY_VARIABLE}",
+    )  # fmt: skip
     parser.add_argument("--keep", action="store_true", help="leave everything running when this command ends")
     parser.add_argument("--start-timeout", type=float, default=600.0, help="seconds until everything must be ready")
     return parser

@@ -1,27 +1,21 @@
 """A replica of Ray Serve that owns one worker process: Serve places it, counts it, checks it and asks it to leave."""
 
-import asyncio
 import os
-import signal
 
 import msgspec
 from ray import serve
 
 from tandem.apps.ray.hub_client import HUB_S, HubCalls, hub_of_this_cluster
 from tandem.apps.ray.launching import WorkerPlace, asks_for_rdma, fetch_command, interpreter, worker_command
-from tandem.apps.ray.owned_worker import OwnedWorker
+from tandem.apps.ray.owned_worker import OwnedWorker, run_to_end
 from tandem.apps.ray.placing import actor_options
 from tandem.apps.ray.replica_place import ReplicaPlace, place_on_ray
 from tandem.apps.ray.serving import WorkerTold
-from tandem.core.errors import TandemError
-from tandem.process.local_processes import LocalProcesses
 from tandem.process.logs import set_up_logs
-from tandem.process.processes import Command
 from tandem.spec.pool import Pool
 from tandem.spec.service import ModelService
 from tandem.weights.cache import DEFAULT_DIRECTORY
 
-_FETCH_S = 6 * 3600.0
 _RENDEZVOUS_S = 60.0
 
 
@@ -103,7 +97,7 @@ class WorkerReplica:
         assert self._place is not None
         command = fetch_command(told.service.spec.model, where, DEFAULT_DIRECTORY, os.environ)
         if command is not None:
-            await _run_to_end(command, self._place)
+            await run_to_end(command, self._place.logs)
 
     async def check_health(self) -> None:
         """Serve replaces the replica when this has raised several times. Routers have moved on by their links."""
@@ -130,19 +124,3 @@ class WorkerReplica:
             await self._worker.leave(self._drain_s)
         if self._place is not None:
             self._place.remove()
-
-
-async def _run_to_end(command: Command, place: ReplicaPlace) -> None:
-    """Run a command that ends by itself. Raises `bad_model` when it fails, or takes hours."""
-    # It writes lines of progress; they are in its log.
-    process = await LocalProcesses(place.logs).start(command)
-    try:
-        async with asyncio.timeout(_FETCH_S):
-            while await process.lines() is not None:
-                pass
-            status = await process.wait()
-    except BaseException:
-        process.signal(signal.SIGKILL)
-        raise
-    if status != 0:
-        raise TandemError("bad_model", f"{command.name} ended with status {status}; its log is in {place.logs}")

@@ -8,8 +8,6 @@ import pytest
 from benchmarks import tree_side
 from benchmarks.tree_side import TreeSide
 
-pytestmark = pytest.mark.timeout(120)
-
 
 def side(tmp_path: Path, script: str) -> TreeSide:
     path = tmp_path / "script.py"

@@ -35,7 +35,6 @@ from tests.contract.block_space import KEYRING, TestSpace, block_layout, content
 from tests.worlds.tier_stage import BLOCK, ROOT, settings_for, until
 from tests.worlds.transport_stage import DEADLINES
 
-pytestmark = pytest.mark.timeout(60)
 STORE, WORKER, RECEIVER = 31, 41, 51
 SETTINGS = CollectSettings(after_s=0.0, batch_blocks=4)
 ONE, TWO = Holder("one", 1, ("mem://one",)), Holder("two", 2, ("mem://two",))

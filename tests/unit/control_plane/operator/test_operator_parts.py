@@ -307,7 +307,7 @@ async def test_the_hub_is_asked_once_and_again_after_a_failure() -> None:
         return CONFIG
 
     async def next_answer() -> None:
-        await asyncio.wait_for(answered.wait(), 10)
+        await asyncio.wait_for(answered.wait(), 100)
         answered.clear()
         await asyncio.sleep(0.1)
 

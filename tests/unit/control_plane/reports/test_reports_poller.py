@@ -17,6 +17,7 @@ from router.fleet.listing import LoadListing, WorkerListing
 from tandem.core.errors import TandemError
 from tandem.process.system import SystemClock
 
+_HANGS_S = 60.0
 WORKER = WorkerListing(
     id="a-decode-1-x",
     object="worker",
@@ -101,7 +102,7 @@ async def serving(bodies: dict[str, bytes], tail: str = "", head: str = "HTTP/1.
                 writer.write(f"{head}\r\ncontent-length: {len(body)}\r\n\r\n".encode())
                 writer.write(body[: len(body) // 2] if tail else body)
             if tail == "hang":
-                await asyncio.sleep(30)
+                await asyncio.sleep(_HANGS_S)
         except (ConnectionError, asyncio.IncompleteReadError):
             pass
         finally:
@@ -119,8 +120,7 @@ async def test_routers_are_asked_at_once_and_folded() -> None:
         serving(answers(9), "hang") as three,
     ):
         routers = {"r0": one, "r1": two}
-        poller = Poller(lambda: routers, SystemClock(), timeout_s=1.5)
-        books = await poller.poll()
+        books = await Poller(lambda: routers, SystemClock(), timeout_s=60.0).poll()
         assert books.complete
         demand = books.demand("llm/a")
         assert (demand.queued_requests, demand.queued_prompt_tokens, demand.in_flight_requests) == (7, 700, 6)
@@ -130,9 +130,8 @@ async def test_routers_are_asked_at_once_and_folded() -> None:
         assert load is not None
         assert (load.running, load.kv_used, load.step_s) == (3, 0.4, 0.02)
         routers["r2"] = three
-        began = asyncio.get_running_loop().time()
-        books = await poller.poll()
-        assert asyncio.get_running_loop().time() - began < 5
+        async with asyncio.timeout(_HANGS_S / 2):
+            books = await Poller(lambda: routers, SystemClock(), timeout_s=3.0).poll()
         assert not books.complete
         assert books.demand("llm/a").queued_requests == 7
 
@@ -150,7 +149,7 @@ async def test_routers_are_asked_at_once_and_folded() -> None:
 async def test_what_goes_wrong_is_typed(tail: str, head: str, code: str) -> None:
     async with serving(answers(1), tail, head) as place:
         with pytest.raises(TandemError) as raised:
-            await get(place, "/v1/workers", 0.3)
+            await get(place, "/v1/workers", 0.3 if tail == "hang" else 60.0)
     assert raised.value.code == code
 
 
@@ -158,9 +157,9 @@ async def test_nobody_there_and_too_much_are_typed(monkeypatch: pytest.MonkeyPat
     async with serving(answers(1)) as place:
         monkeypatch.setattr(http_get, "BYTES_MAX", 100)
         with pytest.raises(TandemError, match="more than 100"):
-            await get(place, "/v1/workers", 1.0)
+            await get(place, "/v1/workers", 60.0)
     with pytest.raises(TandemError) as raised:
-        await get(place, "/v1/workers", 1.0)
+        await get(place, "/v1/workers", 60.0)
     assert raised.value.code == "link_lost"
 
 

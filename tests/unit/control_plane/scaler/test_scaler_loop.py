@@ -173,7 +173,7 @@ async def test_a_sleeping_service_is_woken_over_the_stream_and_put_to_sleep_agai
                 clock.later_s = 61.0
                 assert (await asyncio.wait_for(stream.read(), 5)).result is False
                 cluster.services = []
-                async with asyncio.timeout(5):
+                async with asyncio.timeout(60.0):
                     while loop.looks:  # noqa: ASYNC110  (there is nothing to be told by)
                         await asyncio.sleep(0.01)
                 assert (await stream.code()).name == "NOT_FOUND"

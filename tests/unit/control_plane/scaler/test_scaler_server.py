@@ -135,7 +135,7 @@ async def test_changes_are_pushed_at_once() -> None:
     post(board, scaling(0, 0, active=False))
     async with asked(board, clock) as keda:
         stream = keda.StreamIsActive(reference())
-        assert (await asyncio.wait_for(stream.read(), 30)).result is False
+        assert (await asyncio.wait_for(stream.read(), 100)).result is False
         took = []
         for number in range(20):
             active = number % 2 == 0
@@ -143,7 +143,7 @@ async def test_changes_are_pushed_at_once() -> None:
             post(board, scaling(0, 0, active=not active))
             began = time.perf_counter()
             post(board, scaling(1, 1, active=active))
-            assert (await asyncio.wait_for(stream.read(), 30)).result is active
+            assert (await asyncio.wait_for(stream.read(), 100)).result is active
             took.append(time.perf_counter() - began)
         assert sorted(took)[len(took) // 2] < 0.1
         stream.cancel()
@@ -159,10 +159,10 @@ async def test_a_stream_waits_for_the_first_decision_and_ends_when_the_service_g
         await asyncio.sleep(0.1)
         assert not reading.done()
         post(board, scaling(1, 1))
-        assert (await asyncio.wait_for(reading, 30)).result is True
+        assert (await asyncio.wait_for(reading, 100)).result is True
         board.keep([])
         with pytest.raises(grpc.aio.AioRpcError) as raised:
-            await asyncio.wait_for(stream.read(), 30)
+            await asyncio.wait_for(stream.read(), 100)
         assert raised.value.code() == grpc.StatusCode.NOT_FOUND
 
 
@@ -172,7 +172,7 @@ async def test_a_stream_ends_after_a_while_so_that_it_is_opened_anew() -> None:
     post(board, scaling(1, 1))
     async with asked(board, clock, ScalerSettings("127.0.0.1:0", stream_s=0.2)) as keda:
         stream = keda.StreamIsActive(reference())
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(100):
             assert [each.result async for each in stream] == [True]
 
 
@@ -185,8 +185,8 @@ async def test_clients_that_go_away_leave_nothing_behind() -> None:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
             streams = [ExternalScalerStub(channel).StreamIsActive(reference()) for _ in range(8)]
             for stream in streams:
-                assert (await asyncio.wait_for(stream.read(), 30)).result is True
-        async with asyncio.timeout(30):
+                assert (await asyncio.wait_for(stream.read(), 100)).result is True
+        async with asyncio.timeout(100):
             while board.waiting:  # noqa: ASYNC110  (there is nothing to be told by)
                 await asyncio.sleep(0.02)
     await server.close(0.2)
@@ -197,7 +197,7 @@ async def test_connections_above_the_bound_are_closed(monkeypatch: pytest.Monkey
     clock = SystemClock()
     server = await serve(MetricCache(clock), clock, SETTINGS)
     kept = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(2)]
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(100):
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
         assert await reader.read() == b"", "nothing is said to a connection that is too many"
         assert await kept[0][0].read(1) != b"", "one that fits is greeted"
@@ -230,10 +230,10 @@ async def test_a_client_that_falls_silent_is_given_up() -> None:
     proxy = await asyncio.start_server(between, "127.0.0.1", 0)
     async with grpc.aio.insecure_channel(f"127.0.0.1:{proxy.sockets[0].getsockname()[1]}") as channel:
         stream = ExternalScalerStub(channel).StreamIsActive(reference())
-        assert (await asyncio.wait_for(stream.read(), 30)).result is True
+        assert (await asyncio.wait_for(stream.read(), 100)).result is True
         held = board.waiting
         frozen.set()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(100):
             while board.waiting == held:  # noqa: ASYNC110  (there is nothing to be told by)
                 await asyncio.sleep(0.05)
     assert (held, board.waiting) == (1, 0)
@@ -318,6 +318,6 @@ async def test_a_change_between_two_looks_is_not_missed() -> None:
     post(board, scaling(1, 1))
     version = board.version
     post(board, scaling(0, 0, active=False))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(100):
         await board.changed(version, 60)
     assert board.answer(PoolName("llm", "llama", "decode")).active is False

@@ -473,7 +473,7 @@ def test_one_that_becomes_another_while_it_registers_leaves_no_number_behind() -
         one, two = encoded(hello("w")), encoded(hello("w", 2))
         node.takes_s = 0.1
         async with telling(worker):
-            async with asyncio.timeout(10.0):
+            async with asyncio.timeout(100.0):
                 while not node.scripts("REGISTER"):  # noqa: ASYNC110  (on virtual time)
                     await asyncio.sleep(0.01)
             worker.publisher.become(hello("w", 2))

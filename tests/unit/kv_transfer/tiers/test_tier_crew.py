@@ -9,8 +9,6 @@ import pytest
 from kv_transfer.tiers.thread_pool import ThreadPool
 from tests.worlds.tier_stage import until
 
-pytestmark = pytest.mark.timeout(60)
-
 
 def threads(name: str) -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name.startswith(name)]

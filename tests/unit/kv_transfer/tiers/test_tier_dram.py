@@ -17,7 +17,6 @@ from tandem.process.system import SystemClock
 from tests.contract.block_space import block_layout, content
 from tests.worlds.tier_stage import BLOCK, Pool, Stage, named, settings_for
 
-pytestmark = pytest.mark.timeout(60)
 NAMES = [named(i) for i in range(8)]
 
 

@@ -28,8 +28,6 @@ FIRST = FirstTokens(((0, 17, None),))
 PULLS = 300
 WITHIN_S = 40.0
 
-pytestmark = pytest.mark.timeout(60)
-
 
 @dataclass
 class Source:

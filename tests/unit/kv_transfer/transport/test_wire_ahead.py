@@ -73,7 +73,7 @@ async def test_a_wire_on_which_more_has_come_than_was_asked_for_is_not_quiet() -
         assert not wire.quiet()
         heard = asyncio.Event()
         end = wire.listen(heard.set)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(100):
             await heard.wait()
         end()
         assert await wire.frame(3) == b"two"
@@ -101,7 +101,7 @@ async def test_whoever_listens_hears_that_the_peer_hangs_up() -> None:
         heard = asyncio.Event()
         end = wire.listen(heard.set)
         other.close()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(100):
             await heard.wait()
         end()
 

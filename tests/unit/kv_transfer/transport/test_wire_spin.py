@@ -86,7 +86,7 @@ async def test_a_peer_that_hangs_up_or_a_wire_that_is_closed_ends_a_spin() -> No
             receiving = asyncio.ensure_future(wire.receive(3))
             await asyncio.sleep(0)
             close(wire, other)
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(100):
                 (error,) = await asyncio.gather(receiving, return_exceptions=True)
             assert isinstance(error, Exception)
             assert getattr(error, "code", "") == "transfer_failed"

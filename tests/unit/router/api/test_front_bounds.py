@@ -85,7 +85,7 @@ async def test_connections_over_the_bound_are_told_so_and_let_go() -> None:
         assert [await reader.readuntil(b"ok") for reader, _ in kept]
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n\r\n")
-        async with asyncio.timeout(5.0):
+        async with asyncio.timeout(60.0):
             answer = await reader.read()
         assert answer.startswith(b"HTTP/1.1 503 ")
         assert b"retry-after: 1\r\n" in answer
@@ -129,7 +129,7 @@ async def test_silent_clients_take_no_connections_from_probes() -> None:
         for _ in range(8):
             reader, writer = await asyncio.open_connection("127.0.0.1", probes)
             writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
-            async with asyncio.timeout(5.0):
+            async with asyncio.timeout(60.0):
                 assert (await reader.read()).startswith(b"HTTP/1.1 200 ")
             writer.close()
     finally:
@@ -147,7 +147,7 @@ async def test_who_is_turned_away_without_a_word_is_told_and_lets_the_next_in() 
     try:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
-        async with asyncio.timeout(30.0):
+        async with asyncio.timeout(100.0):
             assert (await reader.read()).startswith(b"HTTP/1.1 503 ")
         writer.close()
         assert b"tandem_connections_refused_total 5.0" in stage.meter.render()
@@ -180,12 +180,12 @@ async def test_a_pipelined_request_does_not_hide_that_the_client_hung_up() -> No
             body = b'{"model":"tiny","messages":[{"role":"user","content":"hi"}]}'
             head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body)
             client.sendall(head + body)
-            async with asyncio.timeout(5.0):
+            async with asyncio.timeout(60.0):
                 while not script.started:  # noqa: ASYNC110
                     await asyncio.sleep(0.005)
                 client.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
                 await asyncio.sleep(0.05)
-        async with asyncio.timeout(5.0):
+        async with asyncio.timeout(60.0):
             while script.started[0].cancelled is None:  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
     finally:

@@ -184,7 +184,7 @@ async def test_the_key_is_metadata_over_grpc() -> None:
     playing: list[tuple[Generation, Sink]] = []
     async with serving(Script(lambda generation, sink: playing.append((generation, sink)))) as served:
         target = f"127.0.0.1:{served.grpc_port}"
-        async with grpc.aio.insecure_channel(target) as channel, asyncio.timeout(20.0):
+        async with grpc.aio.insecure_channel(target) as channel, asyncio.timeout(100.0):
             stub: Any = stubs.InferenceStub(channel)  # type: ignore[no-untyped-call]
             asked = pb.GenerateRequest(model=MODEL, text="hi")
             first = stub.Generate(asked, metadata=(("idempotency-key", "k"),))

@@ -82,7 +82,7 @@ async def test_a_text_side_that_cannot_be_read_is_said_and_tried_again() -> None
     task = asyncio.create_task(texts.run())
     for number, problem in enumerate(("no tokenizer", "text side of m: OSError: a disk", None)):
         texts.want({"m": TextSource("n/s", Model(f"demo{number}"), False, True)})
-        async with asyncio.timeout(5.0):
+        async with asyncio.timeout(60.0):
             while texts.coming().get("m") != problem:  # noqa: ASYNC110  (a thread tells nobody)
                 await asyncio.sleep(0.005)
     assert list(texts) == ["m"]

@@ -87,6 +87,6 @@ async def test_a_job_that_is_given_up_is_over_when_its_running_part_is() -> None
     await asyncio.sleep(0.01)
     assert not job.over.done()
     digester.open.set()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(100):
         await job.over
     hashing.close()

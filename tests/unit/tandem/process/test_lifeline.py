@@ -31,7 +31,7 @@ async def ended(pidfd: int) -> None:
     """Wait until the process behind a pidfd has ended."""
     readable = asyncio.Event()
     asyncio.get_running_loop().add_reader(pidfd, readable.set)
-    await asyncio.wait_for(readable.wait(), 30)
+    await asyncio.wait_for(readable.wait(), 100)
     asyncio.get_running_loop().remove_reader(pidfd)
     os.close(pidfd)
 

@@ -49,11 +49,11 @@ def test_unlabelled_gauge_and_histogram() -> None:
 def test_what_is_no_scrape_leaves_no_traceback(said: bytes, capsys: pytest.CaptureFixture[str]) -> None:
     host, _, port = PrometheusMeter().serve("127.0.0.1:0").rpartition(":")
     for reset in (True, False):
-        with socket.create_connection((host, int(port)), timeout=10) as client:
+        with socket.create_connection((host, int(port)), timeout=100) as client:
             client.sendall(said)
             if reset:
                 client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    with urllib.request.urlopen(f"http://{host}:{port}/alive", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://{host}:{port}/alive", timeout=100) as answer:
         assert answer.status == 200
     deadline = time.monotonic() + 10.0
     while [each for each in threading.enumerate() if "process_request" in each.name] and time.monotonic() < deadline:
@@ -82,7 +82,7 @@ def test_a_scrape_over_http_gets_the_same_page() -> None:
     meter = PrometheusMeter()
     meter.add("tandem_preemptions_total", 3)
     address = meter.serve("127.0.0.1:0")
-    with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=100) as answer:
         page = answer.read().decode()
     assert "\ntandem_preemptions_total 3.0" in page
 
@@ -90,13 +90,13 @@ def test_a_scrape_over_http_gets_the_same_page() -> None:
 def test_probes_are_answered_on_the_same_port() -> None:
     problems: list[str | None] = ["the service is starting", None]
     address = PrometheusMeter().serve("127.0.0.1:0", lambda: problems[0])
-    with urllib.request.urlopen(f"http://{address}/alive", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://{address}/alive", timeout=100) as answer:
         assert answer.read() == b"alive\n"
     with pytest.raises(urllib.error.HTTPError, match="503") as refused:
-        urllib.request.urlopen(f"http://{address}/ready", timeout=10)
+        urllib.request.urlopen(f"http://{address}/ready", timeout=100)
     assert refused.value.read() == b"the service is starting\n"
     problems.pop(0)
-    with urllib.request.urlopen(f"http://{address}/ready", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://{address}/ready", timeout=100) as answer:
         assert answer.read() == b"ready\n"
 
 

@@ -32,7 +32,7 @@ def collector() -> Iterator[tuple[Collector, str]]:
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     yield servicer, f"127.0.0.1:{port}"
-    server.stop(grace=None).wait(5)
+    server.stop(grace=None).wait(60)
 
 
 def make_span(service: str, **attributes: str | int | float | bool) -> Span:
@@ -47,7 +47,7 @@ def test_own_spans_arrive_with_identifiers_times_and_attributes(
     telemetry = open_telemetry("decode_worker", scheme + address, "decode-0")
     telemetry.recorder.record("req-1", [make_span("decode_worker", bytes=4096, path="shm"), make_span("router")])
     telemetry.close()
-    (received,) = servicer.requests.get(timeout=5).resource_spans
+    (received,) = servicer.requests.get(timeout=60).resource_spans
     resource = {item.key: item.value.string_value for item in received.resource.attributes}
     (span,) = received.scope_spans[0].spans
     assert (resource["service.name"], resource["service.instance.id"]) == ("decode_worker", "decode-0")
@@ -64,6 +64,6 @@ def test_an_error_attribute_becomes_the_status(collector: tuple[Collector, str])
     telemetry = open_telemetry("decode-0", address)
     telemetry.recorder.record("req-2", [make_span("decode-0", error="kv_gone")])
     telemetry.close()
-    span = servicer.requests.get(timeout=5).resource_spans[0].scope_spans[0].spans[0]
+    span = servicer.requests.get(timeout=60).resource_spans[0].scope_spans[0].spans[0]
     assert span.status.code == Status.STATUS_CODE_ERROR
     assert span.status.message == "kv_gone"

@@ -210,7 +210,7 @@ def test_of_several_processes_at_once_one_fetches(store: Store, tmp_path: Path) 
     workers = [context.Process(target=_bring_s3, args=(tmp_path, store.url, told)) for _ in range(3)]
     for worker in workers:
         worker.start()
-    fetched = sorted(told.get(timeout=30.0) for _ in workers)
+    fetched = sorted(told.get(timeout=100.0) for _ in workers)
     for worker in workers:
         worker.join(10.0)
     assert fetched[:2] == [0, 0]

@@ -129,7 +129,7 @@ class Worker:
         """Wait until it is ready."""
         assert self.process.stdout is not None
         address = ""
-        async with asyncio.timeout(30.0):
+        async with asyncio.timeout(100.0):
             while "ready" not in self.events:
                 line = json.loads(await self.process.stdout.readline())
                 self.events.append(line["event"])
@@ -158,9 +158,9 @@ async def test_a_worker_with_certificates_proves_its_encrypted_path_before_it_is
         (offered,) = _hello(await dial(dialer, address)).addresses
         assert offered.startswith("tcp://")
         assert offered.endswith("/tls")
-        assert await asyncio.wait_for(wrong.process.wait(), 20.0) != 0
+        assert await asyncio.wait_for(wrong.process.wait(), 100.0) != 0
         named.process.send_signal(signal.SIGTERM)
-        _, said = await asyncio.wait_for(named.process.communicate(), 20.0)
+        _, said = await asyncio.wait_for(named.process.communicate(), 100.0)
         assert b"kv_preflight" in said
         assert b"encrypted=True" in said
         _, said = await wrong.process.communicate()
@@ -209,7 +209,7 @@ async def test_worker_processes_serve_hand_offs_and_leave_on_sigterm(tmp_path: P
         decoder.process.send_signal(signal.SIGTERM)
         await d.ended(2)
         assert len(d.tokens(2)) == 400
-        assert await asyncio.wait_for(decoder.process.wait(), 10.0) == 0
+        assert await asyncio.wait_for(decoder.process.wait(), 100.0) == 0
         await d.until(lambda: d.lost is not None)
 
         prefill.process.send_signal(signal.SIGKILL)
@@ -234,7 +234,7 @@ async def test_worker_processes_serve_hand_offs_and_leave_on_sigterm(tmp_path: P
 )
 async def test_a_worker_that_cannot_start_says_why_in_one_sentence(flags: tuple[str, ...], sentence: str) -> None:
     worker = await Worker.start("decode_worker", *flags)
-    out, err = await asyncio.wait_for(worker.process.communicate(), 30.0)
+    out, err = await asyncio.wait_for(worker.process.communicate(), 100.0)
     assert worker.process.returncode == 1
     assert sentence in err.decode()
     assert "Traceback" not in err.decode()

@@ -233,10 +233,10 @@ def running() -> Iterator[tuple[StubServer, str]]:
     stub, loop = StubServer(), asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
-    yield stub, asyncio.run_coroutine_threadsafe(stub.start(), loop).result(5)
-    asyncio.run_coroutine_threadsafe(stub.stop(), loop).result(5)
+    yield stub, asyncio.run_coroutine_threadsafe(stub.start(), loop).result(60)
+    asyncio.run_coroutine_threadsafe(stub.stop(), loop).result(60)
     loop.call_soon_threadsafe(loop.stop)
-    thread.join(5)
+    thread.join(60)
     loop.close()
 
 

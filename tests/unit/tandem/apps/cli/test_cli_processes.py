@@ -77,7 +77,7 @@ async def test_grandchildren_die_with_the_process(tmp_path: Path, ending: str) -
     grandchild = os.pidfd_open(int(lines[0]))
     process.signal(signal.SIGKILL if ending.startswith("time") else 0)
     await process.wait()
-    await asyncio.wait_for(all_lines(process), 10)  # ends when nobody holds the pipe any more
+    await asyncio.wait_for(all_lines(process), 100)  # ends when nobody holds the pipe any more
     await ended(grandchild)
 
 
@@ -85,7 +85,7 @@ async def ended(pidfd: int) -> None:
     """Wait until the process behind a pidfd has ended."""
     readable = asyncio.Event()
     asyncio.get_running_loop().add_reader(pidfd, readable.set)
-    await asyncio.wait_for(readable.wait(), 10)
+    await asyncio.wait_for(readable.wait(), 100)
     asyncio.get_running_loop().remove_reader(pidfd)
     os.close(pidfd)
 

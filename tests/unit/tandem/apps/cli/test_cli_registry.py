@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tandem.apps.cli.registry import MemberEntry, PlatformEntry, find, open_registry, process_start
+from tandem.apps.cli.registry import MemberEntry, PlatformEntry, find, find_with_pools, open_registry, process_start
 from tandem.core.errors import TandemError
 
 ROUTER = MemberEntry("router", "router", 1, "ready", "127.0.0.1:8000", "", 0)
@@ -134,6 +134,41 @@ def test_without_a_usable_runtime_directory_the_other_one_is_used(tmp_path: Path
     open_registry(environment).publish(entry())
     assert find("http://127.0.0.1:8000", environment) == entry()
     assert find("http://127.0.0.1:8000", {"TMPDIR": str(tmp_path)}) == entry()
+
+
+URL = "http://127.0.0.1:8000"
+
+
+def on_ray(service: str, *pools: str, pid: int) -> PlatformEntry:
+    """The entry of a `tandem up --on ray`, kept by the number of a process that surely lives."""
+    began = process_start(pid) or 0
+    return msgspec.structs.replace(entry(), service=service, pools=pools, pid=pid, began=began)
+
+
+def test_services_that_share_a_url_are_found_by_their_pools(environment: dict[str, str]) -> None:
+    chat, other = on_ray("chat", "a", "all", pid=os.getpid()), on_ray("other", "ab", "all", pid=os.getppid())
+    registry = open_registry(environment)
+    registry.publish(chat)
+    open_registry(environment).publish(other)
+    assert find_with_pools(URL, ["a"], None, environment) == chat
+    assert find_with_pools(URL, ["ab", "all"], None, environment) == other
+    assert find_with_pools(URL, ["all"], "other", environment) == other
+    with pytest.raises(
+        TandemError, match=r"chat at .* and other at .* have all: choose one with --service"
+    ) as several:
+        find_with_pools(URL, ["all"], None, environment)
+    assert several.value.code == "conflict"
+    with pytest.raises(TandemError, match=r"no service at .* has a and ab; chat has a, all; other has ab, all"):
+        find_with_pools(URL, ["a", "ab"], None, environment)
+    with pytest.raises(TandemError, match="no service 'third' at"):
+        find_with_pools(URL, ["all"], "third", environment)
+    registry.withdraw()
+    assert find(URL, environment) == other
+
+
+def test_a_platform_that_has_its_url_alone_says_itself_which_pools_it_has(environment: dict[str, str]) -> None:
+    open_registry(environment).publish(entry())
+    assert find_with_pools(URL, ["any"], None, environment) == entry()
 
 
 @pytest.mark.parametrize("url", ["", "http://", "http://x:y", "http://[::1"])

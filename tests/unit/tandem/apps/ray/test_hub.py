@@ -4,15 +4,21 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import msgspec
 import pytest
 
+from tandem.apps.ray.hub import END_LOOK_S, REFUSE_S, Hub
+from tandem.apps.ray.hub_end import IDLE_S, ROUTERS_GONE_S
+from tandem.apps.ray.hub_store import STATE, HubState
 from tandem.apps.ray.pods import NAMESPACE
 from tandem.apps.simulation.loop import run
 from tandem.core.errors import TandemError
-from tandem.kube.cluster import Expired, NotFound, Selector
+from tandem.kube.cluster import Conflict, Expired, NotFound, Selector
 from tandem.kube.kinds import POD
 from tandem.spec.rollout import TOO_DIFFERENT
 from tandem.spec.service import ModelService
+from tests.worlds.loop_clock import LoopClock
+from tests.worlds.memory_serving import MemoryServing
 from tests.worlds.ray_world import NAME, SPEC, Demand, Life, RayWorld, in_world, scaled, service
 
 OTHER = {"type": "simulated", "kvMemory": "64Mi"}
@@ -293,6 +299,228 @@ def test_a_service_that_is_wanted_again_while_it_leaves_stays() -> None:
         await world.settled(revision, prefill=1, decode=2)
 
     story(tell)
+
+
+async def _over(world: RayWorld) -> bool:
+    return world.over
+
+
+def test_a_hub_that_is_asked_to_end_does_so_when_nothing_is_left_and_refuses_what_comes_then() -> None:
+    async def tell(world: RayWorld) -> None:
+        await up(world)
+        assert not await world.ask(lambda hub: hub.end()), "a service is there"
+        leaving = asyncio.create_task(world.ask(lambda hub: hub.leave(NAME, 0.0)))
+        await world.until(lambda: _no_service(world), "the service goes")
+        assert await world.serving.running()
+        assert await world.ask(lambda hub: hub.end())
+        await leaving
+        await world.until(lambda: _over(world), "the hub ends", within_s=5.0)
+        assert await world.serving.running() == {}, "nobody would delete it any more"
+        assert world.hub is not None
+        for late in (world.hub.want(service()), world.hub.key(), world.hub.started_serve(True)):
+            with pytest.raises(TandemError, match="this hub is over") as refused:
+                await late
+            assert (refused.value.code, refused.value.retryable) == ("link_lost", True)
+        assert await world.hub.end()
+
+    story(tell)
+
+
+async def _no_service(world: RayWorld) -> bool:
+    return not await world.ask(lambda hub: hub.services())
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_a_service_that_is_wanted_while_the_hub_decides_on_its_end_is_kept_or_refused(asked: bool) -> None:
+    """Whatever the turn of the loop at which it comes."""
+    kept: list[bool] = []
+
+    async def tell(world: RayWorld) -> None:
+        world.serving.routed = ()
+        await world.until(lambda: _begun(world), "the hub is there")
+        hub = world.hub
+        assert hub is not None
+        # Its looks are at whole seconds, as nothing takes time.
+        await asyncio.sleep(IDLE_S - END_LOOK_S / 2 - world.clock.now())
+        if asked:
+            assert await hub.end()
+        await asyncio.sleep(END_LOOK_S / 2)
+        for _ in range(len(kept)):
+            await asyncio.sleep(0)
+        try:
+            revision = await hub.want(service())
+        except TandemError:
+            await world.until(lambda: _over(world), "the hub ends")
+            kept.append(False)
+        else:
+            world.serving.routed = ("tandem",)
+            await world.settled(revision, prefill=1, decode=2)
+            kept.append(True)
+
+    for _ in range(8):
+        story(tell)
+    assert set(kept) == {True, False}, kept
+
+
+def test_services_leave_and_the_hub_ends_when_routers_were_taken_away_also_while_it_was_dead() -> None:
+    async def tell(world: RayWorld) -> None:
+        await up(world)
+        world.crash()
+        world.serving.routed = ()
+        await world.until(lambda: _over(world), "the hub ends", within_s=60.0)
+        assert await world.serving.running() == {}
+
+    story(tell)
+
+
+def test_a_service_that_is_wanted_again_without_routers_stays_until_they_come() -> None:
+    async def tell(world: RayWorld) -> None:
+        revision = await up(world)
+        world.serving.routed = ()
+        for _ in range(4):
+            await asyncio.sleep(ROUTERS_GONE_S - 2.0)
+            await world.ask(lambda hub: hub.want(service()))
+        world.serving.routed = ("tandem",)
+        await world.settled(revision, prefill=1, decode=2)
+        assert not world.over
+
+    story(tell)
+
+
+def test_who_waits_for_a_service_to_leave_learns_that_it_is_wanted_again() -> None:
+    async def tell(world: RayWorld) -> None:
+        await up(world)
+        leaving = asyncio.create_task(world.ask(lambda hub: hub.leave(NAME, 60.0)))
+        await asyncio.sleep(0.3)
+        await world.ask(lambda hub: hub.want(service()))
+        with pytest.raises(Conflict, match="wanted again"):
+            await leaving
+
+    story(tell)
+
+
+def test_a_service_that_is_wanted_while_it_goes_is_there_afterwards() -> None:
+    """Whatever the turn of the loop at which it comes."""
+    for turns in range(1, 40):
+
+        async def tell(world: RayWorld, turns: int = turns) -> None:
+            await world.ask(lambda hub: hub.want(service()))
+            hub = world.hub
+            assert hub is not None
+            leaving = asyncio.create_task(hub.leave(NAME, 0.0))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            await hub.want(service())
+            await asyncio.gather(leaving, return_exceptions=True)
+            (found,) = await hub.services()
+            assert found["spec"]["pools"]
+
+        story(tell)
+
+
+def test_a_change_whose_caller_has_given_up_is_not_made() -> None:
+    async def tell(world: RayWorld) -> None:
+        hub = world.hub
+        assert hub is not None
+        until = await hub.time() + 10.0
+        await hub.change(until, "want", service("early"))
+        await asyncio.sleep(10.0)
+        with pytest.raises(TandemError, match="after its caller had given up") as late:
+            await hub.change(until, "want", service("late"))
+        assert late.value.code == "deadline_exceeded"
+        assert [each["metadata"]["name"] for each in await hub.services()] == ["early"]
+
+    async def begin(world: RayWorld) -> None:
+        await world.until(lambda: _begun(world), "the hub is there")
+        await tell(world)
+
+    story(begin)
+
+
+async def _begun(world: RayWorld) -> bool:
+    return world.hub is not None
+
+
+def test_a_dead_worker_is_forgotten_although_serve_does_not_answer() -> None:
+    async def tell(world: RayWorld) -> None:
+        await up(world)
+        world.serving.answer_s = 8.0
+        await asyncio.sleep(10.0)
+        struck = world.serving.workers(pool="decode")[0].name
+        world.serving.kill(struck)
+
+        async def forgotten() -> bool:
+            return struck not in {each.name for each in await world.discovered()}
+
+        await world.until(forgotten, "routers forget it", within_s=7.0)
+        assert len(await world.discovered()) >= 2, "those that report stay"
+
+    story(tell)
+
+
+def test_a_change_at_the_moment_of_a_bookmark_is_not_passed_over() -> None:
+    """Whatever the turn of the loop at which it comes: this call brings it, or the next."""
+    for turns in range(8):
+
+        async def tell(world: RayWorld, turns: int = turns) -> None:
+            await up(world)
+            hub, selector = world.hub, Selector(POD, NAMESPACE)
+            assert hub is not None
+            version = (await hub.list_page(selector, 100)).version
+            told = msgspec.structs.replace(world.serving.workers()[0], name="one-more")
+
+            async def write(hub: Hub = hub) -> None:
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                await hub.report(told)
+
+            first, _ = await asyncio.gather(hub.changes(selector, version, 0.0), write())
+            then = await hub.changes(selector, first[-1].object["metadata"]["resourceVersion"], 1.0)
+            added = [each.object["metadata"]["name"] for each in (*first, *then) if each.type == "added"]
+            assert added == ["one-more"]
+
+        story(tell)
+
+
+def test_a_comparison_that_the_machine_cannot_run_is_told_and_tried_again() -> None:
+    async def tell(world: RayWorld) -> None:
+        gate = {**SPEC["rollout"], "gate": {}}
+        await up(world, service(rollout=gate))
+        world.verdicts = [OSError("no more processes"), 0]
+        new: str = await world.ask(lambda hub: hub.want(service(rollout=gate, engine=OTHER)))
+        await world.settled(new, prefill=1, decode=2)
+        _, sentences = await world.ask(lambda hub: hub.events(0, 0.0))
+        assert any("the comparison could not be made: no more processes" in each for each in sentences)
+        assert world.lives == 1
+
+    story(tell)
+
+
+def test_a_state_of_another_format_is_kept_and_said_by_a_hub_that_does_not_hurry_to_die() -> None:
+    async def tell(world: RayWorld) -> None:
+        kept = world.kept[STATE]
+        life = Life(world)
+        hub = world.make_hub(life)
+        began = world.clock.now()
+        running = asyncio.create_task(hub.run())
+        for call in (hub.key(), hub.want(service()), hub.end()):
+            with pytest.raises(TandemError, match=r"format 99.*install the version of Tandem") as refused:
+                await call
+            assert refused.value.code == "bad_setting"
+        assert world.clock.now() == began, "nobody waits for it"
+        with pytest.raises(TandemError, match="format 99"):
+            await running
+        assert world.clock.now() - began == REFUSE_S
+        assert world.kept[STATE] == kept
+
+    async def begin() -> None:
+        clock = LoopClock(asyncio.get_running_loop())
+        world = RayWorld(clock, MemoryServing(clock))
+        cluster = msgspec.msgpack.encode({"format": 99, "version": 1, "uids": 0, "objects": []})
+        world.kept[STATE] = msgspec.msgpack.encode(HubState(cluster=cluster))
+        await tell(world)
+
+    run(lambda _loop: begin())
 
 
 def test_what_is_not_for_ray_is_refused() -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from tandem.apps.ray.hub_client import HubClient
 from tandem.apps.ray.hub_cluster import HubCluster
+from tandem.apps.simulation.loop import run
 from tandem.core.errors import TandemError
 from tandem.kube.cluster import Conflict, Expired, NotFound, Page, Selector, WatchEvent
 from tandem.kube.kinds import POD, Json, Ref
@@ -54,7 +55,7 @@ class Actor:
         self.found = 0
         self._answers = list(answers)
 
-    def find(self) -> "Actor":
+    async def find(self) -> "Actor":
         self.found += 1
         return self
 
@@ -104,19 +105,40 @@ async def test_errors_of_a_cluster_stay_what_they_are(raised: TandemError, expec
     assert refused.value.code == "bad_setting"
 
 
-async def test_a_hub_that_is_away_is_link_lost_and_looked_for_again() -> None:
-    actor = Actor(RuntimeError("actor died"), FOREVER, "back")
-    client = HubClient(actor.find)
-    for problem in ("actor died", "not answered"):
-        with pytest.raises(TandemError, match=problem) as lost:
+def test_a_lost_call_is_made_again_until_its_bound() -> None:
+    async def tell() -> None:
+        actor = Actor(RuntimeError("actor is made again"), "back", RuntimeError("actor died"), FOREVER, "there")
+        client = HubClient(actor.find)
+        assert await client.call("key") == "back"
+        with pytest.raises(TandemError, match=r"not answered key within 0\.5 s: RuntimeError: actor died") as lost:
             await client.call("key", within_s=0.5)
         assert lost.value.code == "link_lost"
-    assert await client.call("key") == "back"
-    assert actor.found == 3
+        assert await client.call("key") == "there"
+        assert actor.found == 4, "it is looked for again after every lost call"
+
+    run(lambda _loop: tell())
+
+
+def test_a_change_carries_the_bound_of_its_caller_in_the_hubs_own_time() -> None:
+    async def tell() -> None:
+        await asyncio.sleep(100.0)
+        actor = Actor(5000.0, RuntimeError("lost"), 5001.0, "r1", "r2", "services")
+        client = HubClient(actor.find)
+        assert await client.call("want", "s", within_s=30.0) == "r1"
+        assert actor.asked[:2] == [(), (5030.0, "want", "s")]
+        assert actor.asked[2] == (), "another life of the hub has another clock"
+        assert actor.asked[3] == (5001.0 + 30.0 - 0.25, "want", "s"), "the bound is still the caller's"
+        await asyncio.sleep(50.0)
+        assert await client.call("scale", "s", within_s=10.0) == "r2"
+        assert actor.asked[4] == (5061.0, "scale", "s")
+        assert await client.call("services") == "services"
+        assert actor.asked[5] == ()
+
+    run(lambda _loop: tell())
 
 
 async def test_a_hub_that_cannot_be_found_is_link_lost() -> None:
-    def find() -> Any:
+    async def find() -> Any:
         raise ValueError("no such actor")
 
     with pytest.raises(TandemError, match="no such actor"):

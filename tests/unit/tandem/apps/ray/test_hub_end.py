@@ -37,5 +37,25 @@ def test_a_hub_without_services_ends_soon_after_its_routers() -> None:
     assert fold((10.0, True, 5.0), (gone - 0.1, False, 20.0), (gone, False, 20.0)) == ["stay", "stay", "clear"]
 
 
+def test_a_hub_that_comes_back_misses_routers_of_its_earlier_life() -> None:
+    end = HubEnd(began=100.0, seen=True)
+    assert end.next(False, 0.0, 100.0 + ROUTERS_GONE_S - 0.1) == "stay"
+    assert end.next(False, 0.0, 100.0 + ROUTERS_GONE_S) == "leave"
+
+
+def test_who_asks_for_the_end_waits_only_until_nothing_is_left() -> None:
+    end = HubEnd(began=0.0, asked=True)
+    assert end.next(True, 0.0, 1.0) == "stay"
+    assert end.next(None, 0.5, 2.0) == "clear"
+
+
+def test_a_service_that_is_wanted_keeps_the_hub() -> None:
+    end = HubEnd(began=0.0, seen=True)
+    end.asked = True
+    end.wanted(now=100.0)
+    assert not end.asked
+    assert end.next(False, 0.0, 100.0 + ROUTERS_GONE_S - 0.1) == "stay"
+
+
 def test_a_hub_that_never_had_anything_ends_after_a_while() -> None:
     assert fold((IDLE_S - 1.0, False, IDLE_S - 1.0), (IDLE_S, False, IDLE_S)) == ["stay", "clear"]

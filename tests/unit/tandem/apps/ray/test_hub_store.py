@@ -7,7 +7,7 @@ import pytest
 
 from tandem.apps.ray.event_log import EventLog
 from tandem.apps.ray.gates import Comparison, VerifyProcess
-from tandem.apps.ray.hub_store import STATE, StateKeeper
+from tandem.apps.ray.hub_store import EPOCH, STATE, StateKeeper
 from tandem.core.entropy import SeededEntropy
 from tandem.core.errors import TandemError
 from tandem.kube.kinds import CONFIG_MAP, Json
@@ -50,7 +50,7 @@ async def test_what_was_saved_is_there_for_the_next_hub() -> None:
     await first.open()
     await cluster.create(config_map("a"))
     first.meet("gang", "127.0.0.1")
-    first.state.started_serve = True
+    first.state.started_serve = first.state.routers_seen = True
     await first.save()
     second, restored = keeper(store, seed=2)
     await second.open()
@@ -60,6 +60,7 @@ async def test_what_was_saved_is_there_for_the_next_hub() -> None:
     assert len(second.state.key) == 64
     assert second.state.gangs == {"gang": "127.0.0.1"}
     assert second.state.started_serve
+    assert second.state.routers_seen
 
 
 async def test_nothing_is_written_while_nothing_changes() -> None:
@@ -123,6 +124,10 @@ async def test_a_state_that_cannot_be_read_is_named() -> None:
     store.values[STATE] = b"nothing"
     each, _ = keeper(store)
     with pytest.raises(TandemError, match="state cannot be read"):
+        await each.open()
+    assert store.values[STATE] == b"nothing"
+    store.values[EPOCH] = b"many"
+    with pytest.raises(TandemError, match="epoch cannot be read"):
         await each.open()
 
 

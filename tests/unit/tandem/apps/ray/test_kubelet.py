@@ -37,8 +37,9 @@ class Stage:
         return self.cluster.objects(POD)
 
     async def looks(self, seconds: float) -> None:
-        """Look every half second for so long."""
+        """Look every half second for so long, as a hub does."""
         for _ in range(int(seconds * 2)):
+            await self.kubelet.expire()
             await self.kubelet.look()
             await asyncio.sleep(0.5)
 
@@ -113,6 +114,22 @@ def test_an_unchanged_report_writes_nothing() -> None:
     story(tell)
 
 
+def test_a_report_that_was_broken_off_is_taken_over_by_the_next_one() -> None:
+    async def tell(stage: Stage) -> None:
+        told = msgspec.structs.replace(TOLD, ready=True)
+        for turns in range(1, 4):
+            each = msgspec.structs.replace(told, name=f"chat-1-d-{turns}")
+            reporting = asyncio.create_task(stage.kubelet.report(each))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            reporting.cancel()
+            await asyncio.gather(reporting, return_exceptions=True)
+            await stage.kubelet.report(each)
+            assert ready(stage.pods[-1])[0] == "True"
+
+    story(tell)
+
+
 def test_a_worker_that_leaves_is_a_pod_that_is_being_deleted() -> None:
     async def tell(stage: Stage) -> None:
         await stage.kubelet.report(TOLD)
@@ -150,9 +167,9 @@ def test_silence_ends_a_pod_and_a_report_brings_it_back() -> None:
 def test_a_hub_that_stood_still_holds_it_against_nobody() -> None:
     async def tell(stage: Stage) -> None:
         await stage.kubelet.report(TOLD)
-        await stage.kubelet.look()
+        await stage.kubelet.expire()
         stage.clock.skipped_s = 60.0
-        await stage.kubelet.look()
+        await stage.kubelet.expire()
         assert stage.pods
         await stage.looks(SILENT_S + 1.0)
         assert not stage.pods

@@ -120,7 +120,7 @@ def test_weights_that_a_worker_cannot_name_are_fetched(model: Model, source: str
     found = fetch_command(model, PLACE, Path("/cache"), {})
     assert (found is not None) == fetched
     if found is not None:
-        assert found.argv[1:5] == ["-m", "tandem.apps.cli", "fetch", model.source]
+        assert found.argv[1:6] == ["-m", LIFELINE, "tandem.apps.cli", "fetch", model.source]
         assert ("--digest" in found.argv) == (model.digest is not None)
         assert found.argv[found.argv.index("--link") + 1] == source
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tandem.apps.ray.owned_worker import OwnedWorker
+from tandem.apps.ray.owned_worker import OwnedWorker, run_to_end
 from tandem.apps.ray.serving import Orders, WorkerTold
 from tandem.core.errors import TandemError
 from tandem.process.processes import Command
@@ -76,7 +76,7 @@ async def test_a_frozen_worker_fails_the_check_and_a_killed_one_is_lost(tmp_path
     with pytest.raises(TandemError, match="does not answer"):
         await stage.worker.check()
     os.kill(stage.worker.told.pid, signal.SIGKILL)
-    assert await asyncio.wait_for(stage.lost, 30) == -signal.SIGKILL
+    assert await asyncio.wait_for(stage.lost, 100) == -signal.SIGKILL
     assert stage.hub.reports[-1].gone
     with pytest.raises(TandemError, match="has ended"):
         await stage.worker.check()
@@ -96,10 +96,18 @@ async def test_a_hub_that_is_away_hears_it_later(tmp_path: Path) -> None:
     stage.hub.away = True
     await stage.start()
     stage.hub.away = False
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(100):
         while True:
             if any(each.ready for each in stage.hub.reports):
                 break
             await asyncio.sleep(0.05)
     stage.hub.away = True
     await stage.worker.leave(2.0)
+
+
+async def test_what_runs_to_its_end_hangs_on_a_pipe_of_this_process(tmp_path: Path) -> None:
+    program = "import os, stat, sys; sys.exit(0 if stat.S_ISFIFO(os.fstat(0).st_mode) else 3)"
+    await run_to_end(Command("fetch", [sys.executable, "-c", program], dict(os.environ)), tmp_path)
+    with pytest.raises(TandemError, match="fetch ended with status 4") as failed:
+        await run_to_end(Command("fetch", [sys.executable, "-c", "exit(4)"], dict(os.environ)), tmp_path)
+    assert failed.value.code == "bad_model"

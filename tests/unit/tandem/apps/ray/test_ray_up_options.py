@@ -39,6 +39,7 @@ def test_what_is_not_said_has_defaults(tmp_path: Path) -> None:
     settings = options.settings
     assert (settings.address, settings.ingress, settings.routers) == ("auto", "haproxy", None)
     assert (settings.route_prefix, settings.keep, settings.vllm_python) == ("/", False, None)
+    assert settings.given == frozenset()
     assert options.service.spec.router.port == 8000
 
 
@@ -52,6 +53,24 @@ def test_what_is_said_is_taken_over(tmp_path: Path) -> None:
     assert (settings.address, settings.ingress, settings.routers) == ("ray://head:10001", "direct", 3)
     assert (settings.route_prefix, settings.keep, settings.vllm_python) == ("/llm", True, "/v/python")
     assert options.reread().spec.router.port == 9000
+    assert settings.given == {"ingress", "routers", "route_prefix", "vllm_python"}
+
+
+def test_a_default_that_is_said_is_told_from_one_that_is_not(tmp_path: Path) -> None:
+    settings = parse(("--ingress", "haproxy", "--route-prefix", "/llm/", str(written(tmp_path)))).settings
+    assert (settings.ingress, settings.route_prefix) == ("haproxy", "/llm")
+    assert settings.given == {"ingress", "route_prefix"}
+
+
+def test_routers_with_keys_need_one_by_which_the_hub_asks_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = ("--api-keys", "/etc/keys.json", str(written(tmp_path)))
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    assert "set OPENAI_API_KEY to a key of that file with" in refusal(*arguments)
+    monkeypatch.setenv("OPENAI_API_KEY", "secret")
+    settings = parse(arguments).settings
+    assert (settings.api_keys, settings.router_key) == ("/etc/keys.json", "secret")
 
 
 def test_a_file_that_cannot_be_on_ray_is_refused_by_its_path(tmp_path: Path) -> None:

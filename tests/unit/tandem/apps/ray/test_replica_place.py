@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tandem.apps.ray.replica_place import make_place
+from tandem.apps.ray.replica_place import ReplicaPlace, make_place
 from tandem.core.errors import TandemError
 
 NODE = "c0ffee" * 9
@@ -47,15 +47,39 @@ def test_replicas_that_come_and_go_at_once_always_have_sockets(base: Path) -> No
     assert [path.name for path in base.iterdir()] == ["logs"]
 
 
+def killed(place: ReplicaPlace) -> Path:
+    """As the kernel leaves it: the folder with its key, and nobody who holds it."""
+    place.write_key("abcd")
+    os.close(place.held)
+    return place.directory
+
+
 def test_folders_of_replicas_that_were_killed_are_removed(base: Path) -> None:
-    killed = make_place("h", NODE, base / "logs")
+    left = killed(make_place("h", NODE, base / "logs"))
     alive = make_place("h", NODE, base / "logs")
-    # No process has so high a number.
-    left = killed.directory.rename(killed.directory.with_name(f"replica-{2**22 + 1}-x"))
-    third = make_place("h", NODE, base / "logs")
     assert not left.exists()
+    third = make_place("h", NODE, base / "logs")
     assert alive.directory.exists()
     assert third.directory.exists()
+
+
+def test_what_a_killed_node_has_left_is_removed_by_the_next_node_of_the_machine(base: Path) -> None:
+    left = killed(make_place("h", NODE, base / "logs"))
+    neighbour = make_place("h", "beef" * 14, base / "other" / "logs")
+    assert not left.parent.exists(), "key and all"
+    third = make_place("h", "feed" * 14, base / "logs")
+    assert neighbour.directory.exists()
+    assert neighbour.sockets.exists()
+    for each in (neighbour, third):
+        each.remove()
+    assert not list(base.glob("tandem-*"))
+
+
+def test_a_replica_that_ends_takes_along_what_its_neighbours_have_left(base: Path) -> None:
+    last = make_place("h", NODE, base / "logs")
+    left = killed(make_place("h", NODE, base / "logs"))
+    last.remove()
+    assert not left.parent.exists()
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder away")

@@ -5,13 +5,16 @@ import asyncio
 import pytest
 
 from tandem.apps.cli.registry import MemberEntry, PlatformEntry
-from tandem.apps.ray.up_control import RayOperations, pool_of, publishing
+from tandem.apps.ray.up_control import RayOperations, publishing
 from tandem.apps.simulation.loop import run
 from tandem.core.errors import TandemError
 from tests.worlds.loop_clock import LoopClock
 
 START_S = 60.0
 TAKES_S = 2.0
+OTHERS = {"chat-all-b": ("chat-all", ""), "router-r": ("", "")}
+"""Members that are not of pool `all` of the service `chat`, one of them with a name that looks like it: its service
+is called `chat-all`."""
 
 
 class Platform:
@@ -20,7 +23,7 @@ class Platform:
     name = "chat"
 
     def __init__(self) -> None:
-        self.states = {"chat-all-a": "ready", "other-all-b": "ready", "router-r": "ready"}
+        self.states = {"chat-all-a": "ready", "chat-all-b": "ready", "router-r": "ready"}
         self.away = False
         self.deaf = False
 
@@ -39,7 +42,10 @@ class Platform:
     async def entry(self) -> PlatformEntry:
         if self.away:
             raise TandemError("link_lost", "the hub is away")
-        members = [MemberEntry(name, "unified", 1, state, "", "", 0) for name, state in self.states.items()]
+        members = [
+            MemberEntry(name, "unified", 1, state, "", "", 0, *OTHERS.get(name, ("chat", "all")))
+            for name, state in self.states.items()
+        ]
         return PlatformEntry(url="u", run_directory="", control="", members=tuple(members), pid=1, began=0)
 
 
@@ -102,7 +108,3 @@ def test_entries_are_published_whenever_the_hub_answers() -> None:
         assert len(published) == 2
 
     run(lambda _loop: main())
-
-
-def test_a_pool_is_read_from_a_name() -> None:
-    assert pool_of("my-chat-big-pool-x1y2", "my-chat") == "big-pool"

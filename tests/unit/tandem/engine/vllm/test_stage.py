@@ -82,7 +82,7 @@ async def test_a_block_can_be_pulled_once_every_rank_that_owns_a_part_has_saved_
             assert isinstance(world.stage.look(lease, names()[0]), Pending)
             rank.save(params, (0,), fill(world))
         await world.until(lambda: isinstance(world.stage.look(lease, names()[0]), Handle))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60.0):
             await heard.wait()
         unwatch()
         handle = world.stage.look(lease, names()[0])
