@@ -1,5 +1,6 @@
 """The objects of a pool that last longer than a revision, and its settings."""
 
+from collections.abc import Iterable
 from typing import Final
 
 from control_plane.objects.installation import HEALTH_PORT, LINK_PORT, Installation
@@ -12,6 +13,7 @@ from control_plane.objects.names import (
     selector,
     workers_name,
 )
+from control_plane.objects.pruning import pruned
 from control_plane.objects.revisions import PoolRecord
 from tandem.kube.kinds import (
     CONFIG_MAP,
@@ -27,6 +29,10 @@ from tandem.spec.pool import Autoscaling, Pool
 
 _POLL_S: Final = 5
 _COOLDOWN_S: Final = 15
+_DISPENSABLE: Final = (".tolerance", ".fallback.behavior", ".initialCooldownPeriod")
+"""Fields of newer versions of KEDA that make scaling exact. Without them it is coarser, and it is said."""
+KEDA_SINCE: Final = "2.18"
+"""The first version with all of them."""
 
 
 def engine_pool(owner: Json, pool: Pool) -> Json:
@@ -111,6 +117,21 @@ def scaled_object(service: str, pool: Pool, scaling: Autoscaling, owner: Json, i
         "triggers": [trigger],
     }
     return _child(SCALED_OBJECT, service, pool, owner, spec)
+
+
+def undeclared(schema: Json | None) -> tuple[str, ...]:
+    """The fields of our ScaledObjects that KEDA's schema does not declare. None: the schema is not known, and all are
+    taken to be there."""
+    if schema is None:
+        return ()
+    owner = {"apiVersion": "", "kind": "", "metadata": {"name": "", "namespace": "", "uid": ""}}
+    secure = Installation(tls_secret="any", scaler_secure=True)
+    return pruned(scaled_object("any", Pool("any", "unified"), Autoscaling(max_replicas=1), owner, secure), schema)[1]
+
+
+def needed(paths: Iterable[str]) -> tuple[str, ...]:
+    """Those without which KEDA would not do what a pool asks for."""
+    return tuple(path for path in paths if not path.endswith(_DISPENSABLE))
 
 
 def trigger_authentication(service: str, pool: Pool, owner: Json, installation: Installation) -> Json | None:

@@ -53,8 +53,18 @@ class Installation:
     """Services that take over a changed default (an image, a Redis) at once, the oldest first; 0 for any number."""
     in_cluster: bool = True
     """Routers and stores are the installation's. Without a cluster (`tandem up`, Ray) they are the services' own."""
+    template_secrets: tuple[str, ...] = ()
+    """Secrets that the template of a pool may name, besides the model's credentials."""
+    template_volumes: tuple[str, ...] = ()
+    """Kinds of volumes, and paths of nodes, that the template of a pool may mount besides the usual ones."""
+    template_capabilities: tuple[str, ...] = ("IPC_LOCK", "SYS_NICE")
+    """Capabilities that the template of a pool may add."""
+    template_service_accounts: tuple[str, ...] = ()
+    """Service accounts that the template of a pool may name."""
     cache_host_path: str | None = None
     """Directory of each node where downloaded models are kept; None downloads for each pod."""
+    cache_size: str = "1Ti"
+    """Most of a node's disk that the downloaded model of one pod may take, where nodes keep none."""
 
 
 def completed(service: ModelService, installation: Installation) -> ModelService:

@@ -4,7 +4,7 @@ Workers read directories and hub ids. For a model in a bucket or a registry, or 
 brings and checks it in an init container: once per node where the installation gives nodes a cache.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from control_plane.objects.installation import Installation
@@ -13,7 +13,8 @@ from tandem.spec.model import FETCHED, Model
 
 _CLAIM: Final = "pvc://"
 _MODELS: Final = "/models"
-_CACHE: Final = "/var/cache/tandem"
+CACHE: Final = "/var/cache/tandem"
+"""Where containers have the cache of fetched models."""
 _LINKS: Final = "/var/run/tandem/model"
 _DEMO: Final = "demo"
 
@@ -28,6 +29,8 @@ class ModelVolume:
     environment: tuple[Json, ...] = ()
     fetch: tuple[str, ...] = ()
     """Arguments of `tandem fetch`, where that has to run first."""
+    on_node: bool = False
+    """Whether the cache is a directory of the node."""
 
 
 def model_volume(model: Model, installation: Installation) -> ModelVolume:
@@ -50,16 +53,25 @@ def model_volume(model: Model, installation: Installation) -> ModelVolume:
 def _fetched(model: Model, installation: Installation) -> ModelVolume:
     """The worker finds a link to the directory of the cache that has it."""
     cached, link = _cached(model.source, installation), f"{_LINKS}/model"
-    fetch = [model.source, "--cache", f"{_CACHE}/weights", "--link", link, "--report", f"{_LINKS}/fetch.json"]
+    fetch = [model.source, "--cache", f"{CACHE}/weights", "--link", link, "--report", f"{_LINKS}/fetch.json"]
     for flag, value in (("--revision", model.revision), ("--digest", model.digest)):
         fetch += [flag, value] if value else []
-    volume, mount = {"name": "model", "emptyDir": {}}, {"name": "model", "mountPath": _LINKS}
-    return ModelVolume(link, (*cached.volumes, volume), (*cached.mounts, mount), cached.environment, tuple(fetch))
+    volume, mount = {"name": "model", "emptyDir": {"sizeLimit": "16Mi"}}, {"name": "model", "mountPath": _LINKS}
+    return replace(
+        cached,
+        source=link,
+        volumes=(*cached.volumes, volume),
+        mounts=(*cached.mounts, mount),
+        fetch=tuple(fetch),
+    )
 
 
 def _cached(source: str, installation: Installation) -> ModelVolume:
     path = installation.cache_host_path
-    place: Json = {"emptyDir": {}} if path is None else {"hostPath": {"path": path, "type": "DirectoryOrCreate"}}
+    place: Json = {"hostPath": {"path": path, "type": "DirectoryOrCreate"}}
+    if path is None:
+        place = {"emptyDir": {"sizeLimit": installation.cache_size}}
     volume = {"name": "cache", **place}
-    mount = {"name": "cache", "mountPath": _CACHE}
-    return ModelVolume(source, (volume,), (mount,), ({"name": "HF_HOME", "value": f"{_CACHE}/hub"},))
+    mount = {"name": "cache", "mountPath": CACHE}
+    home = {"name": "HF_HOME", "value": f"{CACHE}/hub"}
+    return ModelVolume(source, (volume,), (mount,), (home,), on_node=path is not None)

@@ -4,8 +4,7 @@ The pool's `template` is merged over it. What other parts rely on (labels, the n
 the template says.
 """
 
-from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 from control_plane.objects.installation import (
     HEALTH_PORT,
@@ -16,9 +15,20 @@ from control_plane.objects.installation import (
     Installation,
 )
 from control_plane.objects.merging import merged
-from control_plane.objects.model_volume import ModelVolume, model_volume
+from control_plane.objects.model_volume import CACHE, ModelVolume, model_volume
 from control_plane.objects.names import LINK_PORT_ANNOTATION, REVISION, pool_labels, workers_name
-from control_plane.objects.scheduling import affinity, node_selector, resources, tolerations
+from control_plane.objects.scheduling import (
+    affinity,
+    default_requests,
+    network_devices,
+    node_selector,
+    resource_claims,
+    resources,
+    spread,
+    tolerations,
+    transports,
+    with_requests,
+)
 from control_plane.objects.worker_flags import worker_flags
 from tandem.kube.kinds import Json
 from tandem.spec.pool import Pool
@@ -26,43 +36,55 @@ from tandem.spec.service import ModelService
 from tandem.spec.worker_settings import worker_module
 
 CONTAINER: Final = "worker"
+USER: Final = 10001
+"""The user of workers whose template names none."""
 _START_S: Final = 3600
 """Seconds that a worker may take to load its model before it is restarted."""
 _MARGIN_S: Final = 30
 """Seconds between the end of the drain and the kill."""
-_RDMA: Final = "rdma/"
 
 
 def pod_template(service: ModelService, pool: Pool, revision: str, installation: Installation) -> Json:
     """A PodTemplateSpec."""
     volume = model_volume(service.spec.model, installation)
-    plain = _template(service, pool, revision, installation, volume, rdma=False)
-    if not asks_for_rdma(merged(plain, pool.template)):
-        return _with_labels(merged(plain, pool.template), plain)
-    fast = _template(service, pool, revision, installation, volume, rdma=True)
-    return _with_labels(merged(fast, pool.template), fast)
+    plain = _template(service, pool, revision, installation, volume, ())
+    devices = network_devices(pool, merged(plain, pool.template))
+    generated = _template(service, pool, revision, installation, volume, devices) if devices else plain
+    patched = with_requests(merged(generated, pool.template), CONTAINER, default_requests(service, pool))
+    if volume.on_node:
+        spec = patched["spec"]
+        owning = _owning(pool, installation, _user(spec))
+        patched = {**patched, "spec": {**spec, "initContainers": [owning, *spec.get("initContainers", ())]}}
+    return _with_labels(patched, generated)
 
 
 def _template(
-    service: ModelService, pool: Pool, revision: str, installation: Installation, volume: ModelVolume, *, rdma: bool
+    service: ModelService,
+    pool: Pool,
+    revision: str,
+    installation: Installation,
+    volume: ModelVolume,
+    devices: tuple[str, ...],
 ) -> Json:
     name = service.metadata.name
-    container = _container(service, pool, revision, installation, volume, rdma=rdma)
+    container = _container(service, pool, revision, installation, volume, devices)
     spec: Json = {
         "terminationGracePeriodSeconds": pool.drain_seconds + _MARGIN_S,
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "securityContext": {
             "runAsNonRoot": True,
-            "runAsUser": 10001,
-            "runAsGroup": 10001,
-            "fsGroup": 10001,
+            "runAsUser": USER,
+            "runAsGroup": USER,
+            "fsGroup": USER,
             "seccompProfile": {"type": "RuntimeDefault"},
         },
         "initContainers": _fetching(service, pool, installation, volume),
         "containers": [container],
         "volumes": _volumes(installation, volume),
+        "resourceClaims": resource_claims(pool),
         "affinity": affinity(service, pool),
+        "topologySpreadConstraints": spread(service, pool),
         "tolerations": tolerations(pool),
         "nodeSelector": node_selector(pool, installation),
         "serviceAccountName": installation.service_account,
@@ -86,21 +108,27 @@ def _template(
 
 
 def _container(
-    service: ModelService, pool: Pool, revision: str, installation: Installation, volume: ModelVolume, *, rdma: bool
+    service: ModelService,
+    pool: Pool,
+    revision: str,
+    installation: Installation,
+    volume: ModelVolume,
+    devices: tuple[str, ...],
 ) -> Json:
-    capabilities: Json = {"drop": ["ALL"], **({"add": ["IPC_LOCK"]} if rdma else {})}
+    capabilities: Json = {"drop": ["ALL"], **({"add": ["IPC_LOCK"]} if devices else {})}
+    ways = transports(pool, devices)
     container: Json = {
         "name": CONTAINER,
         "image": pool.image,
         "imagePullPolicy": installation.image_pull_policy,
         "command": ["python", "-m", worker_module(pool)],
-        "args": worker_flags(service, pool, revision, installation, rdma=rdma),
+        "args": worker_flags(service, pool, revision, installation, ways),
         "env": [*_identity(), *volume.environment, *_redis(installation, service), *_telemetry(installation)],
         "envFrom": _settings(service, pool, revision),
         "ports": [
             {"name": "link", "containerPort": LINK_PORT},
             {"name": "kv", "containerPort": KV_PORT},
-            *([{"name": "nixl", "containerPort": NIXL_PORT}] if rdma else []),
+            *([{"name": "nixl", "containerPort": NIXL_PORT}] if "nixl" in ways else []),
             {"name": "health", "containerPort": HEALTH_PORT},
         ],
         "resources": resources(service, pool),
@@ -119,6 +147,38 @@ def _container(
     return {key: value for key, value in container.items() if value not in (None, [], {})}
 
 
+def _user(spec: Json) -> int:
+    """The user that workers run as."""
+    workers = (each.get("securityContext") for each in spec["containers"] if each["name"] == CONTAINER)
+    for context in (*workers, spec.get("securityContext")):
+        if context and context.get("runAsUser") is not None:
+            return int(context["runAsUser"])
+    return USER
+
+
+def _owning(pool: Pool, installation: Installation, user: int) -> Json:
+    """Gives the node's cache to the workers' user: the kubelet makes such a directory for root, and `fsGroup` leaves
+    it alone. As root, since only root may; with no other right than that."""
+    container: Json = {
+        "name": "cache-owner",
+        "image": pool.image,
+        "imagePullPolicy": installation.image_pull_policy,
+        "command": ["chown", f"{user}:{user}", CACHE],
+        "securityContext": {
+            "runAsUser": 0,
+            "runAsGroup": 0,
+            "runAsNonRoot": False,
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"], "add": ["CHOWN"]},
+        },
+        "resources": {"requests": {"cpu": "10m", "memory": "16Mi"}, "limits": {"memory": "64Mi"}},
+        "volumeMounts": [{"name": "cache", "mountPath": CACHE}],
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+    }
+    return {key: value for key, value in container.items() if value is not None}
+
+
 def _fetching(service: ModelService, pool: Pool, installation: Installation, volume: ModelVolume) -> list[Json]:
     """Brings the weights before the worker starts, where it does not read them from where they are."""
     if not volume.fetch:
@@ -130,6 +190,7 @@ def _fetching(service: ModelService, pool: Pool, installation: Installation, vol
         "imagePullPolicy": installation.image_pull_policy,
         "command": ["python", "-m", "tandem.apps.cli", "fetch"],
         "args": list(volume.fetch),
+        "resources": {"requests": {"cpu": "500m", "memory": "512Mi"}},
         "env": list(volume.environment),
         "envFrom": [] if credentials is None else [{"secretRef": {"name": credentials}}],
         "securityContext": {
@@ -182,8 +243,8 @@ def _settings(service: ModelService, pool: Pool, revision: str) -> list[Json]:
 
 def _volumes(installation: Installation, volume: ModelVolume) -> list[Json]:
     found: list[Json] = [
-        {"name": "tmp", "emptyDir": {}},
-        {"name": "shm", "emptyDir": {"medium": "Memory"}},
+        {"name": "tmp", "emptyDir": {"sizeLimit": "16Gi"}},
+        {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "16Gi"}},
     ]
     if installation.key_secret is not None:
         found.append({"name": "kv-key", "secret": {"secretName": installation.key_secret, "defaultMode": 0o440}})
@@ -199,17 +260,6 @@ def _mounts(installation: Installation, volume: ModelVolume) -> list[Json]:
     if installation.tls_secret is not None:
         found.append({"name": "tls", "mountPath": TLS_DIRECTORY, "readOnly": True})
     return [*found, *volume.mounts]
-
-
-def asks_for_rdma(template: Mapping[str, Any]) -> bool:
-    """Whether a container of a pod template wants an RDMA device."""
-    asked = (
-        name
-        for container in template["spec"].get("containers", ())
-        for part in ("limits", "requests")
-        for name in container.get("resources", {}).get(part, {})
-    )
-    return any(name.startswith(_RDMA) for name in asked)
 
 
 def _with_labels(template: Json, generated: Json) -> Json:

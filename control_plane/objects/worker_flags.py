@@ -5,6 +5,7 @@ Values that only the pod knows are `$(POD_IP)`, which the kubelet fills in. Argu
 their own are flags, too.
 """
 
+from collections.abc import Sequence
 from typing import Final
 
 from control_plane.objects.installation import (
@@ -51,9 +52,9 @@ def settings_map(service: ModelService, pool: Pool, revision: str, installation:
 
 
 def worker_flags(
-    service: ModelService, pool: Pool, revision: str, installation: Installation, *, rdma: bool
+    service: ModelService, pool: Pool, revision: str, installation: Installation, transports: Sequence[str]
 ) -> list[str]:
-    """The command line."""
+    """The command line. `transports` are the ways of KV, best first."""
     keys = None if installation.key_secret is None else f"{installation.key_directory}/{_KEYS}"
     tls = installation.tls_secret is not None
     settings = worker_settings(service, pool, "")
@@ -66,10 +67,10 @@ def worker_flags(
             "link.tls.private_key": f"{TLS_DIRECTORY}/tls.key" if tls else None,
             "link.tls.authority": f"{TLS_DIRECTORY}/ca.crt" if tls else None,
             "link.tls.server_name": installation.tls_name if tls else None,
-            "kv.transports": "nixl,tcp" if rdma else "tcp",
+            "kv.transports": ",".join(transports),
             "kv.host": _IP,
             "kv.port": KV_PORT,
-            "kv.nixl_port": NIXL_PORT if rdma else None,
+            "kv.nixl_port": NIXL_PORT if "nixl" in transports else None,
             "kv.advertise": _IP,
             "metrics_bind": f"{_IP}:{HEALTH_PORT}",
             "ticket_key_file": keys,

@@ -1,8 +1,11 @@
 """The specification that a ModelService asks for, read and checked, with its revision."""
 
+from itertools import chain
+
 import msgspec
 
 from control_plane.objects.installation import Installation, completed
+from control_plane.objects.template_rules import template_problems
 from control_plane.observe.observed import DesiredSpec
 from tandem.kube.kinds import Json
 from tandem.spec.reading import problems, readable
@@ -18,6 +21,6 @@ def read_desired_spec(obj: Json, installation: Installation) -> DesiredSpec:
         service = msgspec.convert({key: obj[key] for key in obj if key != "status"}, ModelService)
     except msgspec.ValidationError as error:
         return DesiredSpec(None, problem=readable(str(error), obj))
-    found = next(problems(service), None)
+    found = next(chain(problems(service), template_problems(service, installation)), None)
     whole = completed(service, installation)
     return DesiredSpec(whole, revision_of(whole.spec), found, service)

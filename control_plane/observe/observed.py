@@ -127,6 +127,8 @@ class Extensions:
 
     keda: bool = False
     groups: bool = False
+    keda_schema: Json | None = field(default=None, compare=False)
+    """OpenAPI schema of KEDA's ScaledObject; None where it may not be read."""
 
 
 @dataclass(frozen=True)

@@ -125,6 +125,7 @@ class Controller:
         found = observe(obj, wish, tools.mirror.stores(key[0]), told, self._record)
         return replace(
             found,
+            extensions=replace(found.extensions, keda_schema=tools.mirror.keda_schema),
             health=self._health_of(key, found),
             routers=tools.reports.routers(key),
             name_holder=tools.mirror.name_holder(obj),

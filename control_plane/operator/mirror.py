@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from control_plane.objects.names import MANAGED, SERVICE, labels_of
+from control_plane.objects.pruning import served_schema
 from control_plane.observe.reading import CHILDREN, OPTIONAL
 from tandem.core.clock import Clock
 from tandem.core.entropy import Entropy
 from tandem.core.errors import TandemError
-from tandem.kube.cluster import Cluster, Selector
-from tandem.kube.kinds import MODEL_SERVICE, POD, Json, Kind
+from tandem.kube.cluster import Cluster, NotFound, Selector
+from tandem.kube.kinds import CUSTOM_RESOURCE, MODEL_SERVICE, POD, SCALED_OBJECT, Json, Kind, Ref
 from tandem.kube.reflector import Reflector, ReflectorSettings
 from tandem.kube.store import Key, Store, key_of
 from tandem.process.logs import event
@@ -26,6 +27,7 @@ from tandem.spec.model_names import Claim, claim_of, holders
 _log = logging.getLogger(__name__)
 
 ROUTERS: Final = "app.kubernetes.io/name=tandem-router"
+_SCALED_OBJECTS: Final = f"{SCALED_OBJECT.plural}.{SCALED_OBJECT.group}"
 _LOOK_AGAIN_S: Final = 60.0
 _GONE_S: Final = 10.0
 """Seconds for which the server must report a kind missing, and nothing else, before the kind counts as gone. A kind
@@ -68,6 +70,9 @@ class Mirror:
         """By the name of a model, the services that want it."""
         for kind in (MODEL_SERVICE, POD, *CHILDREN):
             self._add(kind)
+        self.keda_schema: Json | None = None
+        """OpenAPI schema of the cluster's ScaledObject, read each time that kinds are looked for; None where there is
+        none or it may not be read."""
         self._routers: Reflector | None = None
         if watched.routers_in is not None:
             selector = Selector(POD, watched.routers_in, ROUTERS)
@@ -119,12 +124,14 @@ class Mirror:
     async def run(self) -> None:
         """Mirror until cancelled."""
         await self._add_optional()
+        await self._read_schema()
         async with asyncio.TaskGroup() as tasks:
             self._start(self._all(), tasks)
             tasks.create_task(self._let_go(tasks))
             while True:
                 await asyncio.sleep(_LOOK_AGAIN_S)
-                if added := await self._add_optional():
+                added = await self._add_optional()
+                if await self._read_schema() or added:
                     self._start(added, tasks)
                     tasks.create_task(self._look_again())
 
@@ -163,6 +170,18 @@ class Mirror:
                 event(_log, "kind_found", kind=kind.kind)
                 added += self._add(kind)
         return added
+
+    async def _read_schema(self) -> bool:
+        """Read how this version of KEDA defines its ScaledObject; whether that has changed."""
+        before = self.keda_schema
+        try:
+            there = await self._cluster.get(Ref(CUSTOM_RESOURCE, "", _SCALED_OBJECTS))
+            self.keda_schema = served_schema(there, SCALED_OBJECT)
+        except NotFound:
+            self.keda_schema = None
+        except TandemError as error:
+            event(_log, "schema_not_read", level=logging.WARNING, kind=_SCALED_OBJECTS, problem=error.message)
+        return self.keda_schema != before
 
     async def _let_go(self, tasks: asyncio.TaskGroup) -> None:
         """Mirror no longer what the cluster has no longer."""

@@ -1,6 +1,7 @@
 """Which changes of a status can wait for others: while pods come and go, counts change many times a second. Pure.
 
-Everything that triggers an action is written at once: conditions, weights, what a rollout must not forget.
+Everything that triggers an action is written at once: conditions, weights, what a rollout must not forget. The first
+status of an object that only says that its parts are being made waits, too: mostly the next look has a better one.
 """
 
 from typing import Any, Final
@@ -8,7 +9,7 @@ from typing import Any, Final
 from tandem.kube.kinds import Json
 
 INTERIM_AFTER_S: Final = 1.0
-"""Changes of counts alone are written so long after the first of them, all together. The last one always is."""
+"""What can wait is written so long after the first such change, all together. The last one always is."""
 _COUNTS: Final = (
     "observedGeneration",
     "pools",
@@ -20,13 +21,21 @@ _COUNTS: Final = (
     "drainingReplicas",
     "load",
 )
+_BEGINS: Final = "Progressing"
 _PROGRESS: Final = ("aim", "wanted", "left", "since")
 
 
 def interim(before: Json | None, after: Json) -> bool:
-    """Whether two objects' statuses differ in counts, sentences and times alone. There has to be one before."""
+    """Whether two objects' statuses differ in counts, sentences and times alone, or the first one only says that the
+    object is on its way."""
     told: Json = (before or {}).get("status") or {}
-    return bool(told) and _essence(told) == _essence(after["status"])
+    return _essence(told) == _essence(after["status"]) if told else _only_begins(after["status"])
+
+
+def _only_begins(status: Json) -> bool:
+    reasons = {each["type"]: each["reason"] for each in _listed(status, "conditions")}
+    weighed = any(each.get("weight") for each in _listed(status, "revisions"))
+    return reasons.get("Ready") == _BEGINS and not weighed
 
 
 def _essence(status: Json) -> Json:

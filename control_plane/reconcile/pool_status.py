@@ -5,6 +5,7 @@ from typing import Any, Final
 
 import msgspec
 
+from control_plane.objects.children import KEDA_SINCE, needed, undeclared
 from control_plane.objects.names import LEADER, POOL, SERVICE, pool_name
 from control_plane.observe.observed import Observed, Pod
 from control_plane.observe.pods import seconds
@@ -130,12 +131,19 @@ def _scaling(observed: Observed, spec: Pool | None, name: str) -> ConditionUpdat
     if not observed.extensions.keda:
         problem = "KEDA is not installed: scale this object by hand, or with a HorizontalPodAutoscaler."
         return condition_update("ScalingActive", False, "NoKeda", problem)
+    lost = undeclared(observed.extensions.keda_schema)
+    if missing := needed(lost):
+        problem = f"KEDA here has no {', '.join(missing)} of a ScaledObject; take {KEDA_SINCE} or later."
+        return condition_update("ScalingActive", False, "KedaTooOld", problem)
     ref = Ref(SCALED_OBJECT, observed.namespace, pool_name(observed.name, name))
     stated = (observed.children.get(ref, {}).get("status") or {}).get("conditions") or ()
     ready: Json = next((each for each in stated if each.get("type") == "Ready"), {})
     if ready.get("status") == "False":
         return condition_update("ScalingActive", False, "KedaRefused", str(ready.get("message", "")))
-    return condition_update("ScalingActive", True, "Keda", "KEDA asks for the number of workers.")
+    said = "KEDA asks for the number of workers"
+    if lost:
+        said += f", without {', '.join(lost)}, which it does not know: scaling is exact from {KEDA_SINCE} on"
+    return condition_update("ScalingActive", True, "Keda", f"{said}.")
 
 
 def _spec(goal: DesiredState, name: str) -> Pool | None:

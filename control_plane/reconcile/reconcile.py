@@ -13,12 +13,15 @@ from control_plane.objects.children import (
     disruption_budget,
     engine_pool,
     headless_service,
+    needed,
     scaled_object,
     trigger_authentication,
+    undeclared,
 )
 from control_plane.objects.gate import gate_job, gate_prompts
 from control_plane.objects.installation import Installation
 from control_plane.objects.names import SCALED_BY, annotations_of, pool_name
+from control_plane.objects.pruning import pruned
 from control_plane.objects.revisions import controller_revision
 from control_plane.observe.observed import Observed
 from control_plane.reconcile import pool_status, service_status
@@ -118,7 +121,10 @@ def _pools(observed: Observed, goal: DesiredState, installation: Installation) -
             authentication = trigger_authentication(observed.name, pool, owner, installation)
             if authentication is not None:
                 yield authentication
-            yield scaled_object(observed.name, pool, pool.autoscaling, owner, installation)
+            scaled = scaled_object(observed.name, pool, pool.autoscaling, owner, installation)
+            schema = observed.extensions.keda_schema
+            if not needed(undeclared(schema)):
+                yield scaled if schema is None else pruned(scaled, schema)[0]
 
 
 def _undone(observed: Observed, goal: DesiredState) -> Iterator[PlannedEvent]:

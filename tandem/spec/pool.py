@@ -7,7 +7,7 @@ from msgspec import Meta
 
 from tandem.spec.engine import EngineSpec, Parallelism, Share
 from tandem.spec.quantity import Quantity
-from tandem.spec.text import Cron, LabelKey, Line, PoolName, Strict
+from tandem.spec.text import SET, Count, Cron, LabelKey, Line, Name, PoolName, Strict
 
 REPLICAS_MAX: Final = 10_000
 Role = Literal["prefill", "decode", "unified", "auto"]
@@ -41,6 +41,27 @@ class Topology(Strict, frozen=True):
     """All pods of one worker are in one domain of this label."""
     near: LabelKey | None = None
     """Workers of prefill and decode prefer the same domain of this label."""
+
+
+class NetworkClaim(Strict, frozen=True):
+    """A device that a DRA driver gives each pod."""
+
+    name: Name
+    """Of the claim within the pod."""
+    template: Name
+    """ResourceClaimTemplate in the service's namespace, after which each pod gets a claim of its own."""
+
+
+class Network(Strict, frozen=True):
+    """Devices by which a pool's workers move KV in a cluster. With one of them KV goes by RDMA (`nixl`) where both
+    ends can, else over TCP."""
+
+    resources: Annotated[dict[LabelKey, Count], Meta(max_length=16)] = msgspec.field(default_factory=dict)
+    """What each pod asks a device plugin for, by name: `rdma/ib: 1`, `vpc.amazonaws.com/efa: 4`."""
+    claims: Annotated[tuple[NetworkClaim, ...], Meta(max_length=8)] = ()
+    """Devices that come by dynamic resource allocation."""
+    transports: Annotated[tuple[Literal["nixl", "tcp"], ...], Meta(max_length=2, extra_json_schema=SET)] = ()
+    """Ways of KV in the order of preference; by default nixl and tcp with a device, tcp without."""
 
 
 class ScheduledFloor(Strict, frozen=True):
@@ -88,6 +109,8 @@ class Pool(Strict, frozen=True):
     accelerator: Accelerator | None = None
     """Without one, workers run on CPUs."""
     topology: Topology = Topology()
+    network: Network | None = None
+    """Devices for RDMA; without one KV goes over TCP."""
     engine: EngineSpec | None = None
     """Replaces the service's engine for this pool."""
     image: Line | None = None

@@ -7,6 +7,7 @@ others wait.
 A file that another model has already, by its checksum, is linked instead of fetched.
 """
 
+import errno
 import fcntl
 import os
 import threading
@@ -85,9 +86,22 @@ class WeightsCache:
         then compared with the checksums that the origin lists; where it lists none for some file, the digest cannot
         be checked.
 
-        Raises `bad_model` naming the file at fault, `link_lost` when its origin cannot be reached, and
-        `deadline_exceeded` when another process has not brought it within the bound.
+        Raises `bad_model` naming the file at fault, `link_lost` when its origin cannot be reached,
+        `deadline_exceeded` when another process has not brought it within the bound, and `bad_setting` when this user
+        may not write to the cache.
         """
+        with writable(self._models):
+            return self._bring(source, open_origin, digest, tell, without_weights=without_weights)
+
+    def _bring(
+        self,
+        source: str,
+        open_origin: Callable[[], Origin],
+        digest: str,
+        tell: Callable[[Progress], None],
+        *,
+        without_weights: bool,
+    ) -> Brought:
         began = time.monotonic()
         self._models.mkdir(parents=True, exist_ok=True)
         if digest and (found := self._pinned(digest)) is not None:
@@ -197,6 +211,23 @@ class WeightsCache:
                     tell(Progress(0, 0, waiting=True))
                     time.sleep(_LOOK_S)
             yield
+
+
+@contextmanager
+def writable(place: Path) -> Iterator[None]:
+    """Raises `bad_setting` where this user may not write to `place` or below it."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise
+        at = error.filename or place
+        raise TandemError(
+            "bad_setting",
+            f"{at} cannot be written by user {os.getuid()}: {error.strerror}; let that user own {place}, or name "
+            "another directory",
+            param="cache",
+        ) from error
 
 
 class _Count:

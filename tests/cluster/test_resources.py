@@ -1,11 +1,17 @@
 """The custom resource definitions on a real API server: accepted, and what they refuse with which words."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from control_plane.objects.children import scaled_object
+from control_plane.objects.installation import Installation
+from control_plane.objects.pruning import pruned, served_schema
+from tandem.kube.kinds import SCALED_OBJECT
+from tandem.spec.pool import Autoscaling, Pool
 from tests.cluster import bad_model_services as cases
 from tests.cluster.bad_model_services import BAD, BAD_UPDATES, Bad, BadUpdate
 from tests.cluster.good_model_services import GOOD
@@ -82,3 +88,37 @@ def within(written: Any, kept: Any) -> bool:
     if isinstance(written, list):
         return isinstance(kept, list) and len(written) == len(kept) and all(map(within, written, kept))
     return bool(written == kept)
+
+
+KEDA = json.loads((Path(__file__).parent / "data" / "keda_scaled_objects.json").read_text())
+"""The fields of a ScaledObject in versions of KEDA."""
+
+
+@pytest.mark.parametrize("version", KEDA)
+def test_the_api_server_takes_our_scaled_object_with_the_schema_of_each_keda(
+    version: str, admin: Admin, namespace: str
+) -> None:
+    # A group of its own for each version, so that no operator takes it for KEDA.
+    group = f"v{version.replace('.', '-')}.keda.example"
+    served = {"name": "v1alpha1", "served": True, "storage": True, "schema": {"openAPIV3Schema": KEDA[version]}}
+    names = {"kind": "ScaledObject", "plural": "scaledobjects", "singular": "scaledobject"}
+    definition = {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"scaledobjects.{group}"},
+        "spec": {"group": group, "scope": "Namespaced", "names": names, "versions": [served]},
+    }
+    admin.establish([definition])
+    owner = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "o", "namespace": namespace, "uid": "u"}}
+    pool = Pool("decode", "decode", autoscaling=Autoscaling(max_replicas=4))
+    assert pool.autoscaling is not None
+    whole = scaled_object("chat", pool, pool.autoscaling, owner, Installation(tls_secret="t", scaler_secure=True))
+    whole = {**whole, "apiVersion": f"{group}/v1alpha1"}
+    known = admin.done("GET", f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/scaledobjects.{group}")
+    schema = served_schema(known, SCALED_OBJECT)
+    assert schema is not None
+    fitted, lost = pruned(whole, schema)
+    admin.until(lambda: admin.apply(fitted, namespace).status < 400, f"{version} refuses what fits it", 20.0)
+    answer = admin.apply(whole, namespace)
+    assert (answer.status >= 400) == bool(lost), answer
+    admin.ask("DELETE", f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/scaledobjects.{group}")

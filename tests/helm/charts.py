@@ -38,7 +38,18 @@ EVERYTHING: Final[Json] = {
     "commonAnnotations": {"example.com/owner": "serving"},
     "telemetry": {"otlpEndpoint": "http://collector.observability:4319"},
     "operator": PROCESS_EXTRAS,
-    "workers": {"serviceAccountName": "worker", "acceleratorLabel": "gpu", "cacheHostPath": "/var/lib/tandem"},
+    "workers": {
+        "serviceAccountName": "worker",
+        "acceleratorLabel": "gpu",
+        "cacheHostPath": "/var/lib/tandem",
+        "cacheSize": "300Gi",
+        "template": {
+            "secrets": ["tokens"],
+            "volumes": ["nfs", "/mnt/weights"],
+            "capabilities": [],
+            "serviceAccounts": ["reader"],
+        },
+    },
     "router": {
         **PROCESS_EXTRAS,
         "image": {"repository": "core", "digest": "sha256:" + "a" * 64},

@@ -109,6 +109,9 @@ def test_workers_get_what_the_chart_has() -> None:
         "gpu",
         "/var/lib/tandem",
     )
+    assert full.cache_size == "300Gi"
+    assert (full.template_secrets, full.template_volumes) == (("tokens",), ("nfs", "/mnt/weights"))
+    assert (full.template_capabilities, full.template_service_accounts) == ((), ("reader",))
     assert operator("no TLS").installation.tls_secret is None
     assert not operator("no TLS").installation.scaler_secure
     assert operator("Secrets of others").installation.tls_secret == "certificates"

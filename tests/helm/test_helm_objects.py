@@ -1,7 +1,10 @@
 """What must hold of every object that the chart makes, whatever its values are."""
 
 import re
+import shlex
 import textwrap
+from itertools import pairwise
+from pathlib import Path
 from typing import Final
 
 import pytest
@@ -219,3 +222,64 @@ def test_the_notes_say_how_to_ask_and_what_is_open() -> None:
     assert "plain text" in notes({"tls": {"enabled": False}})
     assert "Bearer $KEY" in notes({"router": {"apiKeysSecret": "keys"}})
     assert RELEASE in said
+
+
+_COMMAND = re.compile(r"(?:^|`)((?:kubectl|helm) [^`#\n]+)", re.MULTILINE)
+_DOCS = Path(__file__).parents[2] / "docs"
+_ANYWHERE = ("namespace", "crd", "explain")
+_HERE = {"modelservice", "modelservices", "enginepool", "enginepools", "modelservices,enginepools,pods"}
+
+
+def commands() -> list[list[str]]:
+    """The commands of the docs' walk and of what follows it, word for word."""
+    text = "".join((_DOCS / f"{name}.md").read_text(encoding="utf-8") for name in ("kubernetes", "autoscaling"))
+    found = [shlex.split(line.removesuffix(" &")) for line in _COMMAND.findall(text)]
+    return [words for words in found if len(words) > 2]
+
+
+def option(words: list[str], *names: str) -> str:
+    return next((value for name, value in pairwise(words) if name in names), "")
+
+
+def test_the_docs_walk_says_everywhere_in_which_namespace() -> None:
+    (install,) = (words for words in commands() if words[:3] == ["helm", "install", "tandem"])
+    release = option(install, "--namespace")
+    (given,) = (word for word in install if word.startswith("namespaces={"))
+    (models,) = given.removeprefix("namespaces={").removesuffix("}").split(",")
+    assert models != release, "services have a namespace apart from the operator's"
+    assert ["kubectl", "create", "namespace", models] in commands()
+    with helm.Chart.load(CHART) as chart:
+        asked = {"namespaces": [models], "image": {"registry": "registry.example/team"}}
+        texts = chart.render(asked, name=install[2], namespace=release)
+    objects = [
+        obj for name, text in texts.items() if name.endswith(".yaml") for obj in yaml.safe_load_all(text) if obj
+    ]
+    walked = [words for words in commands() if words[0] == "kubectl" and not {*words} & {*_ANYWHERE}]
+    assert len(walked) > 8
+    for words in walked:
+        assert "-l" not in words, f"{words}: nobody labels a ModelService"
+        where, file = option(words, "-n", "--namespace"), option(words, "-f", "--filename")
+        kinds = {word.partition("/")[0] for word in words}
+        if kinds & _HERE or file.startswith("deploy/"):
+            assert where == models, words
+        if "service" in kinds:
+            (target,) = (word.partition("/")[2] for word in words if word.startswith("service/"))
+            (service,) = of_kind(objects, "Service", target)
+            assert service["metadata"]["namespace"] == where == release, words
+            local, port = words[words.index(f"service/{target}") + 1].split(":")
+            assert int(port) in [each["port"] for each in service["spec"]["ports"]]
+            assert f"http://127.0.0.1:{local}/" in (_DOCS / "kubernetes.md").read_text(encoding="utf-8")
+        if file.startswith("deploy/"):
+            example = yaml.safe_load((_DOCS.parent / file).read_text(encoding="utf-8"))
+            assert "namespace" not in example["metadata"]
+
+
+def test_the_first_service_of_the_docs_is_where_the_walk_looks_for_it() -> None:
+    text = (_DOCS / "kubernetes.md").read_text(encoding="utf-8")
+    (manifest,) = (each for each in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL) if "kind: ModelService" in each)
+    service = service_of(yaml.safe_load(manifest))
+    assert service.metadata.namespace == "models"
+    waiting = next(words for words in commands() if words[1] == "wait")
+    assert f"modelservice/{service.metadata.name}" in waiting
+    pools = {f"enginepool/{service.metadata.name}-{pool.name}" for pool in service.spec.pools}
+    assert pools & {word for words in commands() for word in words}

@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import Iterator
+from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Final
 
@@ -168,6 +169,8 @@ def admits(peers: list[Json] | None, home: str, namespace: str, labels: Json) ->
         return True
     for peer in peers:
         if "ipBlock" in peer:
+            if "ip" in labels and ip_address(labels["ip"]) in ip_network(peer["ipBlock"]["cidr"]):
+                return True
             continue
         place = peer.get("namespaceSelector")
         there = namespace == home if place is None else selects(place, {"kubernetes.io/metadata.name": namespace})
@@ -248,6 +251,81 @@ def test_those_who_belong_together_can_talk(variant: str) -> None:
         assert open_between(objects, router, store, 7400)
         assert open_between(objects, store, worker, 7400)
         assert open_between(objects, worker, store, 7401)
+
+
+API_SERVER = ("", {"ip": "192.0.2.1"})
+HUB = ("", {"ip": "198.51.100.7"})
+COLLECTOR = ("observability", {"app": "collector"})
+
+
+def connections(variant: str, ends: dict[str, tuple[str, Json]]) -> list[tuple[str, str, int]]:
+    """Every connection that the processes of an installation make, by the names of both ends, and its port."""
+    secure = variant != "no TLS"
+    made = [
+        ("tandem-operator", "tandem-router", 8443 if secure else 8000),
+        ("tandem-router", "worker", 7400),
+        *(("worker", "other worker", port) for port in (7400, 7401, 7402, 20_000)),
+        # Gates of rollouts have the labels of workers.
+        ("worker", "tandem-router", 8000),
+        ("client", "tandem-router", 8000),
+        ("client", "tandem-router", 9000),
+        ("KEDA", "tandem-operator", 9090),
+        ("Prometheus", "tandem-operator", 8080),
+        ("Prometheus", "tandem-router", 8001),
+        ("Prometheus", "worker", 7480),
+        *((name, "API server", 6443) for name in ("tandem-operator", "tandem-router", "tandem-kv-store")),
+        *((name, "DNS", 53) for name in ("tandem-operator", "tandem-router", "tandem-kv-store", "worker")),
+        *((name, "hub", 443) for name in ("tandem-operator", "tandem-router", "worker")),
+        *((name, "tandem-redis", 6379) for name in ("tandem-router", "tandem-kv-store", "worker")),
+        ("tandem-router", "tandem-kv-store", 7400),
+        ("tandem-kv-store", "worker", 7400),
+        ("tandem-kv-store", "worker", 7401),
+        ("worker", "tandem-kv-store", 7401),
+        ("Prometheus", "tandem-kv-store", 7480),
+    ]
+    if variant == "everything":
+        made += [(name, "collector", 4319) for name in ("tandem-operator", "tandem-router", "worker")]
+    return [each for each in made if {each[0], each[1]} <= ends.keys()]
+
+
+@pytest.mark.parametrize(
+    "variant",
+    ["defaults", "everything", "two namespaces", "all namespaces", "a store in memory", "no TLS", "cert-manager"],
+)
+def test_policies_let_through_every_connection_that_is_made_and_no_other(variant: str) -> None:
+    objects = RENDERED[variant]
+    home = "llm" if variant in ("everything", "two namespaces") else NAMESPACE
+    ends: dict[str, tuple[str, Json]] = {name: end for name, end, _ in pods_of(objects)}
+    ends |= {
+        "worker": (home, _WORKER),
+        "other worker": (home, {**_WORKER, "tandem.dev/pool": "prefill"}),
+        "client": ("gateways", {"app": "gateway"}),
+        "KEDA": ("keda", {"app": "keda-operator"}),
+        "Prometheus": ("monitoring", {"app": "prometheus"}),
+        "DNS": ("kube-system", {"k8s-app": "kube-dns"}),
+        "API server": API_SERVER,
+        "hub": HUB,
+        "collector": COLLECTOR,
+    }
+    made = connections(variant, ends)
+    for source, target, port in made:
+        assert open_between(objects, ends[source], ends[target], port), f"{source} to {target}, {port}"
+    # Workers and stores are open to each other, whatever the port.
+    peers = {"worker", "other worker", "tandem-kv-store"}
+    ours = [name for name in ends if name.startswith("tandem-") or "worker" in name]
+    for source in (*ours, "client", "KEDA", "Prometheus"):
+        for target in ours:
+            for port in (6379, 7400, 7401, 7480, 8001, 8080, 9090, 5432):
+                plain = tuple(each.removeprefix("other ") for each in (source, target))
+                known = (*plain, port) in made or {source, target} <= peers
+                assert known or not open_between(objects, ends[source], ends[target], port), (source, target, port)
+    assert not open_between(objects, ends["worker"], API_SERVER, 6443), "workers have nothing to ask there"
+
+
+def test_a_store_runs_beside_workers_with_accelerators() -> None:
+    (store,) = of_kind(RENDERED["a store in memory"], "DaemonSet")
+    borne = {each["key"] for each in store["spec"]["template"]["spec"]["tolerations"]}
+    assert borne == {"nvidia.com/gpu", "amd.com/gpu"}
 
 
 @pytest.mark.parametrize("variant", ["defaults", "everything", "two namespaces"])

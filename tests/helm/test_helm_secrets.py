@@ -18,7 +18,7 @@ from tandem.link.dialer import open_dialer
 from tandem.link.protocol import WorkerLink
 from tandem.link.servers import open_server
 from tandem.process.tls_settings import TlsSettings
-from tests.helm.charts import NAMESPACE, Json, helm, of_kind, render
+from tests.helm.charts import CHART, NAMESPACE, RELEASE, VARIANTS, Json, helm, of_kind, render
 from tests.helm.secret_server import SecretServer, serving
 
 needs_openssl = pytest.mark.skipif(shutil.which("openssl") is None, reason="reads certificates with openssl")
@@ -90,6 +90,49 @@ def test_a_certificate_that_lacks_a_name_is_issued_again(cluster: tuple[SecretSe
     assert data(upgraded, "tandem-tls")["tls.crt"] != data(first, "tandem-tls")["tls.crt"]
     installed(server, upgraded)
     assert data(render(config=config, upgrade=True), "tandem-tls") == data(upgraded, "tandem-tls")
+
+
+_GITOPS: Final[Json] = {
+    "cert-manager": {"tls": {"source": "certManager"}},
+    "existing": {"tls": {"source": "existing", "existingSecret": "certificates"}},
+    "no TLS": {"tls": {"enabled": False}},
+}
+
+
+@pytest.mark.parametrize("tls", _GITOPS)
+@pytest.mark.parametrize("base", ["everything", "defaults"])
+def test_gitops_renders_the_same_bytes_every_time(base: str, tls: str) -> None:
+    issuer = {"tls": {"certManager": {"issuerRef": {"name": "company"}}}} if tls == "cert-manager" else {}
+    given = {**VARIANTS[base], **_GITOPS[tls], "gitops": True, "kvKey": {"existingSecret": "key"}}
+    given["tls"] = {**given["tls"], **issuer.get("tls", {})}
+
+    def texts() -> dict[str, str]:
+        with helm.Chart.load(CHART) as chart:
+            found: dict[str, str] = chart.render(given, name=RELEASE, namespace=NAMESPACE)
+        return found
+
+    assert texts() == texts()
+    names = {one["metadata"]["name"] for one in of_kind(render(given), "Secret")}
+    assert names <= {"tandem-redis"}, "which has what values say"
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        (
+            {"tls": {"enabled": False}},
+            rf"a key of 64 hexadecimal digits under `keys` in each namespace \({NAMESPACE}\), and name it in kvKey",
+        ),
+        ({"kvKey": {"existingSecret": "key"}}, "tls.source chart would draw other certificates with each rendering"),
+        (
+            {"kvKey": {"existingSecret": "key"}, "tls": {"source": "existing"}},
+            "tls.source is existing: name the Secret in tls.existingSecret",
+        ),
+    ],
+)
+def test_gitops_refuses_what_would_be_drawn(values: Json, said: str) -> None:
+    with pytest.raises(helm.HelmError, match=said):
+        render({"gitops": True, **values})
 
 
 def test_secrets_outlive_the_release() -> None:

@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from tandem.weights.cache import DEFAULT_DIRECTORY, Brought, Progress, WeightsCache
+from tandem.weights.cache import DEFAULT_DIRECTORY, Brought, Progress, WeightsCache, writable
 from tandem.weights.directory import digest_on_disk
 from tandem.weights.locate import bring_model
 
@@ -45,9 +45,11 @@ def main(arguments: Sequence[str]) -> int:
     )
     line.end()
     if given.report is not None:
-        given.report.write_bytes(msgspec.json.encode(_figures(brought)))
+        with writable(given.report.parent):
+            given.report.write_bytes(msgspec.json.encode(_figures(brought)))
     if given.link is not None:
-        _link(given.link, brought.directory)
+        with writable(given.link.parent):
+            _link(given.link, brought.directory)
     rate = f", {brought.fetched_bytes / brought.seconds / 1e6:.0f} MB/s" if brought.fetched_bytes else ""
     print(
         f"{brought.fetched_bytes:,} bytes fetched, {brought.linked_bytes:,} linked, {brought.seconds:.1f} s{rate}; "

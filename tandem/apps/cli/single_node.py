@@ -17,7 +17,7 @@ from tandem.spec.vllm import kinds_served
 
 REPLICAS_MAX: Final = 256
 _MODEL: Final = ("revision", "digest", "credentials_secret")
-_POOL: Final = ("autoscaling", "accelerator", "topology", "image", "spot", "spare", "template")
+_POOL: Final = ("autoscaling", "accelerator", "topology", "network", "image", "spot", "spare", "template")
 _HERE: Final = ("file://", "hf://")
 
 

@@ -91,6 +91,8 @@ def _pool_refusals(service: ModelService, pool: Pool, path: str) -> Iterator[str
         yield f"{path}.image is not for Ray: workers run in the environment of Ray's nodes"
     if pool.template:
         yield f"{path}.template is a patch of pods; say cpus and resources by annotations {ANNOTATION}/{pool.name}.…"
+    if pool.network is not None:
+        yield f"{path}.network is for Kubernetes; say resources by annotations {ANNOTATION}/{pool.name}.resources"
     if pool.topology != Topology():
         yield f"{path}.topology goes by labels of Kubernetes; gangs are packed, all else is Ray's own placement"
     if nodes_of(service, pool) > 1 and pool.role not in WHOLE:

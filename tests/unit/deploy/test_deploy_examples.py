@@ -9,6 +9,7 @@ import yaml
 from control_plane.crds.definitions import definitions
 from control_plane.objects.installation import Installation, completed
 from control_plane.objects.pods import pod_template
+from control_plane.objects.template_rules import template_problems
 from control_plane.observe.observed import ModelFacts
 from control_plane.reconcile.capacity_check import memory_of, pools_over_capacity
 from tandem.core.shape_reading import shape_of
@@ -135,6 +136,7 @@ def test_the_operator_has_nothing_against_them(name: str) -> None:
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_their_pods_ask_for_what_they_need(path: Path) -> None:
     service = completed(read_service(path), Installation())
+    assert list(template_problems(service, Installation())) == []
     for pool in service.spec.pools:
         template = pod_template(service, pool, revision_of(service.spec), Installation())
         (container,) = template["spec"]["containers"]

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from control_plane.objects.installation import Installation, completed
-from control_plane.objects.pods import CONTAINER, asks_for_rdma, pod_template
+from control_plane.objects.pods import CONTAINER, pod_template
+from control_plane.objects.scheduling import network_devices
 from tandem.apps.cli.doctor.cases import Case
 
 _CAPABILITY: Final = "IPC_LOCK"
@@ -31,7 +32,8 @@ def rights_of(case: Case) -> PodRights:
     user = _of_container("runAsUser", template, worker)
     added = (own.get("capabilities") or {}).get("add") or ()
     may = user == _ROOT and (bool(own.get("privileged")) or not {_CAPABILITY, "ALL"}.isdisjoint(added))
-    return PodRights(asks_for_rdma(template), "the image's user" if user is None else f"user {user}", may)
+    rdma = bool(network_devices(case.pool, template))
+    return PodRights(rdma, "the image's user" if user is None else f"user {user}", may)
 
 
 def refused_user(case: Case) -> str | None:

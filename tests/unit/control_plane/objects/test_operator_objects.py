@@ -1,26 +1,44 @@
 """The objects that a service consists of."""
 
+import copy
+import json
+import os
+import shutil
+import subprocess
+import sys
 from dataclasses import replace
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any
 
 import msgspec
 import pytest
 import yaml
 
-from control_plane.objects.children import disruption_budget, engine_pool, headless_service, scaled_object
+from control_plane.objects.children import (
+    disruption_budget,
+    engine_pool,
+    headless_service,
+    needed,
+    scaled_object,
+    undeclared,
+)
 from control_plane.objects.gate import gate_job
 from control_plane.objects.installation import Installation, completed
 from control_plane.objects.merging import merged
 from control_plane.objects.names import POOL, REVISION, ROLE, SERVICE
 from control_plane.objects.pods import pod_template
+from control_plane.objects.pruning import pruned
 from control_plane.objects.revisions import controller_revision, read_revision, rendered
+from control_plane.objects.scheduling import unnamed_devices
+from control_plane.objects.template_rules import template_problems
 from control_plane.objects.worker_flags import settings_map
 from control_plane.objects.workload import record_of, workload
+from control_plane.observe.desired_spec import read_desired_spec
 from tandem.engine.vllm.settings import Nodes
 from tandem.kube.kinds import Json
 from tandem.process.settings import load_settings
 from tandem.spec.model import FETCHED
+from tandem.spec.pool import Network, NetworkClaim, Pool
 from tandem.spec.reading import service_of
 from tandem.spec.revision import revision_of
 from tandem.spec.rollout import TOO_DIFFERENT, Gate
@@ -140,20 +158,234 @@ def test_rdma_brings_its_transport_and_its_right() -> None:
     assert "add" not in plain["securityContext"]["capabilities"]
     limits = {"resources": {"limits": {"rdma/ib": 1}}}
     patch = {"spec": {"containers": [{"name": "worker", **limits}]}}
-    pool = service.spec.pools[0].__class__(name="all", role="unified", image="i", template=patch)
+    pool = Pool("all", "unified", image="i", template=patch)
     fast = worker(pod_template(service, pool, "abc", INSTALLATION))
     assert fast["args"][fast["args"].index("--kv.transports") + 1] == "nixl,tcp"
     assert fast["securityContext"]["capabilities"]["add"] == ["IPC_LOCK"]
 
 
+def transports_of(pod: Json) -> str:
+    arguments: list[str] = worker(pod)["args"]
+    return arguments[arguments.index("--kv.transports") + 1]
+
+
+@pytest.mark.parametrize(
+    "resource",
+    [
+        "rdma/hca_shared_devices_a",
+        "vpc.amazonaws.com/efa",
+        "nvidia.com/mlnxnics",
+        "openshift.io/sriov_rdma",
+        "networking.gke.io.networks/rdma-0",
+        "example.com/any-name-at-all",
+    ],
+)
+def test_a_device_of_any_name_brings_rdma(resource: str) -> None:
+    service = read("smallest")
+    pool = Pool(name="all", role="unified", image="i", network=Network(resources={resource: 2}))
+    pod = pod_template(service, pool, "abc", INSTALLATION)
+    assert transports_of(pod) == "nixl,tcp"
+    assert worker(pod)["resources"]["limits"] == {resource: "2"}
+    assert {"name": "nixl", "containerPort": 7402} in worker(pod)["ports"]
+    assert worker(pod)["securityContext"]["capabilities"]["add"] == ["IPC_LOCK"]
+
+
+def test_a_claim_is_made_of_each_pod_and_transports_can_be_chosen() -> None:
+    service = read("smallest")
+    network = Network(claims=(NetworkClaim("nics", "four-nics"),))
+    pod = pod_template(service, Pool("all", "unified", image="i", network=network), "abc", INSTALLATION)
+    assert pod["spec"]["resourceClaims"] == [{"name": "nics", "resourceClaimTemplateName": "four-nics"}]
+    assert worker(pod)["resources"]["claims"] == [{"name": "nics"}]
+    assert transports_of(pod) == "nixl,tcp"
+    chosen = msgspec.structs.replace(network, transports=("tcp",))
+    pod = pod_template(service, Pool("all", "unified", image="i", network=chosen), "abc", INSTALLATION)
+    assert transports_of(pod) == "tcp"
+
+
+def test_a_device_that_nothing_names_is_said_and_not_guessed() -> None:
+    service = read("smallest")
+    patch = {"spec": {"containers": [{"name": "worker", "resources": {"limits": {"vpc.amazonaws.com/efa": 4}}}]}}
+    pool = Pool("all", "unified", image="i", template=patch)
+    pod = pod_template(service, pool, "abc", INSTALLATION)
+    assert transports_of(pod) == "tcp"
+    assert unnamed_devices(pool, pod) == (
+        "Pods of pool all get vpc.amazonaws.com/efa, and KV goes over TCP: if that is for RDMA, name it in the "
+        "pool's network.resources."
+    )
+    named = msgspec.structs.replace(pool, network=Network(resources={"vpc.amazonaws.com/efa": 4}))
+    assert unnamed_devices(named, pod_template(service, named, "abc", INSTALLATION)) is None
+    assert unnamed_devices(pool, template("smallest")) is None
+    gpus = template("one node")
+    assert unnamed_devices(read("one node").spec.pools[0], gpus) is None, "accelerators are no network"
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_every_container_asks_for_something_and_every_emptydir_ends(name: str) -> None:
+    service = read(name)
+    for pool in service.spec.pools:
+        spec = pod_template(service, pool, "abc", INSTALLATION)["spec"]
+        for container in (*spec.get("initContainers", ()), *spec["containers"]):
+            asked = container["resources"]
+            assert {"cpu", "memory"} <= {*asked.get("requests", {}), *asked.get("limits", {})}, container["name"]
+        assert "ephemeral-storage" in worker({"spec": spec})["resources"]["requests"]
+        for volume in spec["volumes"]:
+            assert "emptyDir" not in volume or "sizeLimit" in volume["emptyDir"], volume
+
+
+def test_what_a_pool_says_of_its_resources_is_not_overruled() -> None:
+    service = read("smallest")
+    asked = {"requests": {"cpu": "2"}, "limits": {"memory": "256Mi"}}
+    pool = Pool(
+        "all", "unified", image="i", template={"spec": {"containers": [{"name": "worker", "resources": asked}]}}
+    )
+    found = worker(pod_template(service, pool, "abc", INSTALLATION))["resources"]
+    assert found == {"requests": {"cpu": "2", "ephemeral-storage": "1Gi"}, "limits": {"memory": "256Mi"}}, (
+        "the request follows the limit"
+    )
+    gpus = worker(template("70B, TP 4, P/D, autoscaled"))["resources"]
+    assert gpus["requests"] == {"cpu": "5", "memory": "20Gi", "ephemeral-storage": "4Gi"}
+
+
+def test_spare_workers_are_spread_over_nodes() -> None:
+    prefill, decode = (template("70B, TP 4, P/D, autoscaled", index)["spec"] for index in range(2))
+    assert "topologySpreadConstraints" not in prefill
+    (constraint,) = decode["topologySpreadConstraints"]
+    assert (constraint["topologyKey"], constraint["whenUnsatisfiable"]) == (
+        "kubernetes.io/hostname",
+        "ScheduleAnyway",
+    )
+    labels = template("70B, TP 4, P/D, autoscaled", 1)["metadata"]["labels"]
+    assert constraint["labelSelector"]["matchLabels"].items() <= labels.items()
+
+
 def test_a_template_cannot_take_away_what_others_rely_on() -> None:
     service = read("smallest")
     patch: Json = {"metadata": {"labels": {POOL: "other", "team": "a"}}, "spec": {"priorityClassName": "high"}}
-    pool = service.spec.pools[0].__class__(name="all", role="unified", image="i", template=patch)
+    pool = Pool("all", "unified", image="i", template=patch)
     pod = pod_template(service, pool, "abc", INSTALLATION)
     assert pod["metadata"]["labels"][POOL] == "all"
     assert pod["metadata"]["labels"]["team"] == "a"
     assert pod["spec"]["priorityClassName"] == "high"
+
+
+def with_template(patch: Json, credentials: str | None = None) -> ModelService:
+    service = read("smallest")
+    pool = Pool("all", "unified", image="i", template=patch)
+    model = msgspec.structs.replace(service.spec.model, credentials_secret=credentials)
+    return msgspec.structs.replace(service, spec=msgspec.structs.replace(service.spec, pools=(pool,), model=model))
+
+
+def in_worker(**fields: Any) -> Json:
+    return {"spec": {"containers": [{"name": "worker", **fields}]}}
+
+
+def secured(**fields: Any) -> Json:
+    return in_worker(securityContext=fields)
+
+
+def secret_of(name: str) -> Json:
+    return {"name": "X", "valueFrom": {"secretKeyRef": {"name": name, "key": "k"}}}
+
+
+@pytest.mark.parametrize(
+    ("patch", "said"),
+    [
+        ({"spec": {"serviceAccountName": "tandem-operator"}}, "spec.serviceAccountName: tandem-operator has rights"),
+        (
+            {"spec": {"automountServiceAccountToken": True}},
+            "spec.automountServiceAccountToken: a template can",
+        ),
+        (
+            {"spec": {"automountServiceAccountToken": None}},
+            "spec.automountServiceAccountToken: a template can",
+        ),
+        ({"spec": {"hostPID": True}}, "spec.hostPID: a template can only say false"),
+        ({"spec": {"hostNetwork": True}}, "spec.hostNetwork: a template can only say false"),
+        ({"spec": {"nodeName": "control-plane-0"}}, "spec.nodeName is not allowed"),
+        ({"spec": {"$patch": "replace"}}, "spec.$patch: what Tandem sets there"),
+        ({"spec": {"securityContext": None}}, "spec.securityContext: what Tandem sets there cannot be taken away"),
+        ({"spec": {"securityContext": {"sysctls": []}}}, "spec.securityContext.sysctls is not allowed"),
+        ({"spec": {"securityContext": {"runAsNonRoot": None}}}, "spec.securityContext.runAsNonRoot: it cannot be"),
+        (
+            {"spec": {"volumes": [{"name": "root", "hostPath": {"path": "/"}}]}},
+            "spec.volumes[0].hostPath: hostPath / is not allowed; take a claim or an emptyDir, or have / added",
+        ),
+        ({"spec": {"volumes": [{"name": "n", "nfs": {}}]}}, "spec.volumes[0].nfs: a volume of kind nfs is not"),
+        (
+            {"spec": {"volumes": [{"name": "ca", "secret": {"secretName": "tandem-ca"}}]}},
+            "spec.volumes[0].secret.secretName: tandem-ca is not this service's Secret",
+        ),
+        (
+            {"spec": {"volumes": [{"name": "t", "projected": {"sources": [{"serviceAccountToken": {}}]}}]}},
+            "spec.volumes[0].projected.sources[0].serviceAccountToken is not allowed",
+        ),
+        ({"spec": {"imagePullSecrets": [{"name": "x"}]}}, "spec.imagePullSecrets[0].name: x is not this service's"),
+        (secured(privileged=True), "spec.containers[0].securityContext.privileged: a template can only say false"),
+        (secured(allowPrivilegeEscalation=None), "securityContext.allowPrivilegeEscalation: a template can only say"),
+        (secured(capabilities={"add": ["SYS_ADMIN"]}), "capabilities.add: SYS_ADMIN is not allowed; take it out, or"),
+        (
+            secured(capabilities={"drop": []}),
+            "containers[0].securityContext.capabilities.drop: it must have ALL",
+        ),
+        (secured(capabilities=None), "spec.containers[0].securityContext.capabilities: it cannot be taken away"),
+        (secured(seccompProfile={"type": "Unconfined"}), "securityContext.seccompProfile: a profile of Unconfined"),
+        (in_worker(env=[secret_of("tandem-tls")]), "env[0].valueFrom.secretKeyRef.name: tandem-tls is not this"),
+        (in_worker(envFrom=[{"secretRef": {"name": "x"}}]), "containers[0].envFrom[0].secretRef.name: x is not this"),
+        (in_worker(ports=[{"containerPort": 1, "hostPort": 22}]), "containers[0].ports[0].hostPort: ports of nodes"),
+        (in_worker(**{"$patch": "replace"}), "spec.containers[0].$patch: what Tandem sets there"),
+    ],
+)
+def test_a_template_takes_no_rights(patch: Json, said: str) -> None:
+    obj = msgspec.to_builtins(with_template(patch))
+    problem = read_desired_spec(obj, INSTALLATION).problem
+    assert problem is not None, "it is a condition of the service"
+    assert problem.startswith("spec.pools[0].template.")
+    assert said in problem
+
+
+def test_a_template_takes_what_the_installation_allows_by_name() -> None:
+    allowing = replace(
+        INSTALLATION,
+        template_secrets=("tokens",),
+        template_volumes=("nfs", "/mnt/weights"),
+        template_capabilities=("SYS_ADMIN",),
+        template_service_accounts=("reader",),
+    )
+    patch: Json = {
+        "metadata": {"annotations": {"k8s.v1.cni.cncf.io/networks": "fast"}},
+        "spec": {
+            "serviceAccountName": "reader",
+            "automountServiceAccountToken": False,
+            "volumes": [
+                {"name": "a", "nfs": {"server": "s", "path": "/"}},
+                {"name": "b", "hostPath": {"path": "/mnt/weights"}},
+                {"name": "c", "image": {"reference": "weights:1"}},
+            ],
+            "containers": [
+                {
+                    "name": "worker",
+                    "env": [secret_of("tokens"), secret_of("hub")],
+                    "securityContext": {
+                        "runAsUser": 0,
+                        "runAsNonRoot": False,
+                        "capabilities": {"add": ["SYS_ADMIN"]},
+                    },
+                }
+            ],
+        },
+    }
+    assert list(template_problems(with_template(patch, "hub"), allowing)) == []
+    assert len(list(template_problems(with_template(patch), INSTALLATION))) == 6
+
+
+def test_credentials_of_a_model_are_not_tandems_own() -> None:
+    (said,) = template_problems(with_template({}, "tandem-ca"), INSTALLATION)
+    assert said == ("spec.model.credentialsSecret: tandem-ca is Tandem's own; name one with the model's credentials")
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_good_services_keep_the_rules_of_templates(name: str) -> None:
+    assert list(template_problems(read(name), INSTALLATION)) == []
 
 
 def test_a_worker_that_spans_nodes_is_a_group() -> None:
@@ -218,7 +450,7 @@ def of_model(installation: Installation = INSTALLATION, **model: str) -> Json:
 def test_weights_of_a_bucket_are_brought_before_the_worker_starts(scheme: str) -> None:
     installation = replace(INSTALLATION, cache_host_path="/var/lib/models")
     pod = of_model(installation, source=f"{scheme}bucket/llama", digest=DIGEST, credentials_secret="keys")
-    (fetch,) = pod["initContainers"]
+    _, fetch = pod["initContainers"]
     assert fetch["command"] == ["python", "-m", "tandem.apps.cli", "fetch"]
     assert fetch["envFrom"] == [{"secretRef": {"name": "keys"}}]
     assert fetch["args"][0] == f"{scheme}bucket/llama"
@@ -229,6 +461,66 @@ def test_weights_of_a_bucket_are_brought_before_the_worker_starts(scheme: str) -
     assert {"name": "cache", "hostPath": {"path": "/var/lib/models", "type": "DirectoryOrCreate"}} in pod["volumes"]
     cache = fetch["args"][fetch["args"].index("--cache") + 1]
     assert any(cache.startswith(path) for path in mounts), "the link leads to where the worker sees it"
+
+
+def test_a_directory_of_the_node_is_given_to_whoever_the_worker_runs_as() -> None:
+    installation = replace(INSTALLATION, cache_host_path="/var/lib/models")
+    service = read("smallest", installation)
+    patch: Json = {"spec": {"securityContext": {"runAsUser": 0, "runAsNonRoot": False}}}
+    for pool, user in ((service.spec.pools[0], 10001), (Pool("all", "unified", image="i", template=patch), 0)):
+        first = pod_template(service, pool, "abc", installation)["spec"]["initContainers"][0]
+        assert first["command"] == ["chown", f"{user}:{user}", "/var/cache/tandem"]
+        assert first["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["CHOWN"]}
+        assert first["volumeMounts"] == [{"name": "cache", "mountPath": "/var/cache/tandem"}]
+    assert "initContainers" not in template("smallest")["spec"], "an emptyDir is the pod's own"
+
+
+_FETCH_AS = """
+import os, sys
+import tandem.apps.cli.fetch, tandem.weights.bucket_origin
+os.setgroups([]); os.setgid(10001); os.setuid(10001)
+from tandem.apps.cli.main import main
+sys.exit(main(["fetch", "s3://bucket/m", "--cache", sys.argv[1]]))
+"""
+as_root = pytest.mark.skipif(
+    os.getuid() != 0 or shutil.which("setpriv") is None, reason="becomes another user, which takes root and setpriv"
+)
+
+
+def fetched_as_worker(cache: Path) -> tuple[int, str]:
+    """What `tandem fetch` of a bucket that nobody serves ends with as the workers' user: it never gets as far as the
+    bucket where it may not write."""
+    environment = {**os.environ, "AWS_ENDPOINT_URL": "http://127.0.0.1:9", "HOME": str(cache), "AWS_REGION": "here"}
+    done = subprocess.run(
+        [sys.executable, "-c", _FETCH_AS, str(cache / "weights")], env=environment, capture_output=True, text=True
+    )
+    return done.returncode, done.stderr
+
+
+@as_root
+def test_a_directory_of_the_node_is_refused_with_a_sentence_until_it_is_given_to_the_workers_user(
+    tmp_path: Path,
+) -> None:
+    for place in (tmp_path, *tmp_path.parents[:2]):
+        place.chmod(0o755)
+    cache = tmp_path / "node"
+    cache.mkdir(mode=0o755)
+    status, said = fetched_as_worker(cache)
+    assert status == 2, said
+    assert said == (
+        f"tandem fetch: {cache}/weights cannot be written by user 10001: Permission denied; let that user own "
+        f"{cache}/weights/models, or name another directory\n"
+    )
+    installation = replace(INSTALLATION, cache_host_path=str(cache))
+    owner = template("smallest", installation=installation)["spec"]["initContainers"][0]
+    added = owner["securityContext"]["capabilities"]["add"]
+    for _ in range(2):
+        # As the runtime runs it: root without any capability but those that are added.
+        bounded = ["setpriv", "--bounding-set=-all" + "".join(f",+{each.lower()}" for each in added)]
+        subprocess.run([*bounded, *owner["command"][:-1], str(cache)], check=True)
+    status, said = fetched_as_worker(cache)
+    assert (cache / "weights" / "models").is_dir(), said
+    assert (cache / "weights" / "models").stat().st_uid == 10001
 
 
 def test_a_claim_that_is_pinned_is_checked_and_a_hub_model_is_fetched_by_its_worker() -> None:
@@ -255,6 +547,41 @@ def test_what_scales_names_the_pool_and_leaves_decisions_to_the_scaler() -> None
     assert spec["triggers"][0]["metadata"]["pool"] == "decode"
     for direction in spec["advanced"]["horizontalPodAutoscalerConfig"]["behavior"].values():
         assert direction == {"stabilizationWindowSeconds": 0, "tolerance": "0"}
+
+
+KEDA = json.loads((Path(__file__).parents[3] / "cluster" / "data" / "keda_scaled_objects.json").read_text())
+"""Which fields a ScaledObject has in versions of KEDA."""
+TOLERANCES = tuple(
+    f"spec.advanced.horizontalPodAutoscalerConfig.behavior.{way}.tolerance" for way in ("scaleDown", "scaleUp")
+)
+
+
+@pytest.mark.parametrize(
+    ("version", "lost"),
+    [
+        ("2.15.1", (*TOLERANCES, "spec.fallback.behavior")),
+        ("2.17.2", TOLERANCES),
+        ("2.18.3", ()),
+        ("2.20.2", ()),
+    ],
+)
+def test_a_scaled_object_has_what_this_version_of_keda_declares(version: str, lost: tuple[str, ...]) -> None:
+    pool = read("70B, TP 4, P/D, autoscaled").spec.pools[1]
+    assert pool.autoscaling is not None
+    whole = scaled_object("llama-70b", pool, pool.autoscaling, OWNER, INSTALLATION)
+    fitted, found = pruned(whole, KEDA[version])
+    assert found == lost == undeclared(KEDA[version])
+    assert needed(found) == (), "it scales all the same"
+    assert pruned(fitted, KEDA[version]) == (fitted, ())
+    assert fitted["metadata"] == whole["metadata"]
+    assert (fitted == whole) == (not lost)
+
+
+def test_what_scaling_cannot_do_without_is_missed() -> None:
+    old = copy.deepcopy(KEDA["2.20.2"])
+    del old["properties"]["spec"]["properties"]["triggers"]["items"]["properties"]["metricType"]
+    assert needed(undeclared(old)) == ("spec.triggers[].metricType",)
+    assert undeclared(None) == ()
 
 
 def test_services_are_headless_and_budgets_let_nodes_drain() -> None:

@@ -2,7 +2,9 @@
 them, and nobody touches the services."""
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
 
 from control_plane.operator.mirror import Mirror, Watched
 from tandem.apps.simulation.loop import run
@@ -10,6 +12,7 @@ from tandem.core.entropy import SeededEntropy
 from tandem.core.errors import TandemError
 from tandem.kube.cluster import Page, Selector
 from tandem.kube.kinds import (
+    CUSTOM_RESOURCE,
     ENGINE_POOL,
     EVENT,
     MODEL_SERVICE,
@@ -18,9 +21,13 @@ from tandem.kube.kinds import (
     Json,
     Kind,
 )
+from tandem.kube.memory_cluster import MemoryCluster
 from tests.worlds.crashing_cluster import CrashingCluster
 from tests.worlds.loop_clock import LoopClock
 from tests.worlds.operator_world import NAME, World
+
+KEDA = json.loads((Path(__file__).parents[3] / "cluster" / "data" / "keda_scaled_objects.json").read_text())
+"""Which fields a ScaledObject has in versions of KEDA."""
 
 
 def scale_decode(spec: Json) -> None:
@@ -41,6 +48,49 @@ def in_world(story: Callable[[World], Awaitable[None]]) -> None:
             await world.close()
 
     run(lambda _loop: main())
+
+
+def definition(schema: Json) -> Json:
+    """KEDA's definition of ScaledObject, with this schema."""
+    version = {"name": SCALED_OBJECT.version, "served": True, "schema": {"openAPIV3Schema": schema}}
+    return {
+        "apiVersion": CUSTOM_RESOURCE.api_version,
+        "kind": CUSTOM_RESOURCE.kind,
+        "metadata": {"name": "scaledobjects.keda.sh"},
+        "spec": {"group": SCALED_OBJECT.group, "versions": [version]},
+    }
+
+
+def test_scaled_objects_follow_the_version_of_keda_that_is_there() -> None:
+    async def story(world: World) -> None:
+        def behavior() -> Json:
+            (obj,) = world.of(SCALED_OBJECT)
+            found: Json = obj["spec"]["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]["scaleUp"]
+            return found
+
+        def said() -> Json:
+            pool = next(each for each in world.of(ENGINE_POOL) if each["metadata"]["name"] == f"{NAME}-decode")
+            return next(each for each in pool["status"]["conditions"] if each["type"] == "ScalingActive")
+
+        await MemoryCluster.apply(world.cluster, definition(KEDA["2.17.2"]), "keda")
+        world.cluster.lacks = frozenset()
+        await world.run(130)
+        assert behavior() == {"stabilizationWindowSeconds": 0}
+        assert said()["status"] == "True"
+        assert (
+            "behavior.scaleUp.tolerance, which it does not know: scaling is exact from 2.18 on" in said()["message"]
+        )
+        # KEDA is upgraded, and nobody touches the service.
+        await MemoryCluster.apply(world.cluster, definition(KEDA["2.20.2"]), "keda")
+        await world.run(130)
+        assert behavior() == {"stabilizationWindowSeconds": 0, "tolerance": "0"}
+        assert said()["message"] == "KEDA asks for the number of workers."
+        await MemoryCluster.apply(world.cluster, definition({"type": "object", "properties": {}}), "keda")
+        await world.run(130)
+        assert (said()["status"], said()["reason"]) == ("False", "KedaTooOld")
+        assert failures(world) == 0
+
+    in_world(story)
 
 
 def scaled(world: World) -> list[str]:

@@ -50,8 +50,13 @@ def test_counts_sentences_and_progress_can_wait_and_nothing_else_can() -> None:
     assert interim(before, service(status(left=3, replicas=2)))
     for acted_on in ({"ready": True}, {"weight": 10}, {"failed": "r1"}):
         assert not interim(before, service(status(**acted_on)))
-    assert not interim(None, service(status())), "the first status is awaited"
-    assert not interim({"metadata": {}}, service(status()))
+
+
+def test_a_first_status_waits_only_where_it_says_no_more_than_that_work_goes_on() -> None:
+    assert interim(None, service(status()))
+    assert interim({"metadata": {}}, service(status(left=3)))
+    assert not interim(None, service(status(ready=True)))
+    assert not interim(None, service(status(weight=100))), "routers go by weights"
 
 
 STATUSES = st.builds(status, st.booleans(), st.integers(0, 3), st.integers(0, 3), st.sampled_from([0, 100]))
@@ -125,11 +130,11 @@ def test_an_event_comes_with_the_status_that_it_is_about() -> None:
             (there,) = cluster.objects(MODEL_SERVICE)
             await applier.carry_out(KEY, Plan(statuses=(service(wanted),), notes=(note,)), lambda ref: there)
 
-        await look(status(left=3), "first")
-        await look(status(left=2), "second")
+        await look(status(left=3, weight=100), "first")
+        await look(status(left=2, weight=100), "second")
         assert said == ["first"]
         await asyncio.sleep(INTERIM_AFTER_S)
-        await look(status(left=1), "third")
+        await look(status(left=1, weight=100), "third")
         assert said == ["first", "third"]
 
     run(main)

@@ -88,6 +88,22 @@ def test_a_service_gets_its_objects_and_then_peace() -> None:
     in_world(story)
 
 
+def test_a_new_service_of_one_pool_costs_seven_writes_with_the_users_own_and_one_event() -> None:
+    async def told() -> None:
+        world = World()
+        world.spec["pools"] = [{"name": "all", "role": "unified", "replicas": 0, "image": "one"}]
+        try:
+            await world.submit()
+            await world.settle()
+            assert world.condition("Ready")["reason"] == "ScaledToZero"
+            assert len(notes(world)) == 1
+            assert world.cluster.asked <= 6 + len(notes(world))
+        finally:
+            await world.close()
+
+    run(lambda _loop: told())
+
+
 def test_everything_goes_with_its_service() -> None:
     async def story(world: World) -> None:
         await world.cluster.delete(Ref(MODEL_SERVICE, NAMESPACE, NAME))

@@ -49,6 +49,7 @@ OTHERS: dict[str, Any] = {
     "pools.gpuMemoryShare": 0.31,
     "pools.accelerator": {"type": "other", "perNode": 2},
     "pools.topology": {"pack": "other"},
+    "pools.network": {"resources": {"rdma/ib": 1}},
     "pools.engine": {"type": "vllm", "eager": False, "contextTokens": 9},
     "pools.image": "other",
     "pools.spot": None,

@@ -1,7 +1,9 @@
 """One node's cache of weights, filled from an origin in memory: what is fetched, tried again, believed and told."""
 
+import errno
 import fcntl
 import hashlib
+import os
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -373,3 +375,15 @@ def test_another_process_that_never_ends_is_waited_for_within_the_bound(tmp_path
     assert error.code == "deadline_exceeded"
     assert "within 0 s" in error.message
     assert bring(cache, store).directory == first.directory
+
+
+def test_a_cache_that_this_user_may_not_write_to_is_said_with_the_user_and_the_cure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(path: Path, *_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "mkdir", refused)
+    with pytest.raises(TandemError, match=rf"by user {os.getuid()}: Permission denied; let that user own") as raised:
+        bring(WeightsCache(tmp_path), Store(small()))
+    assert raised.value.code == "bad_setting"

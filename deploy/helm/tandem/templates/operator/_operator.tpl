@@ -36,6 +36,18 @@
 {{- with .Values.workers.acceleratorLabel }}
 - --accelerator_label={{ . }}
 {{- end }}
+{{- $template := .Values.workers.template }}
+{{- with $template.secrets }}
+- --template_secrets={{ join "," . }}
+{{- end }}
+{{- with $template.volumes }}
+- --template_volumes={{ join "," . }}
+{{- end }}
+- --template_capabilities={{ join "," $template.capabilities }}
+{{- with $template.serviceAccounts }}
+- --template_service_accounts={{ join "," . }}
+{{- end }}
+- --cache_size={{ .Values.workers.cacheSize }}
 {{- with .Values.workers.cacheHostPath }}
 - --cache_host_path={{ . }}
 {{- end }}

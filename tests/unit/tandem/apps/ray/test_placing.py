@@ -137,6 +137,7 @@ def test_serve_kills_only_after_the_drain() -> None:
         ({}, {"image": "mine:1"}, "spec.pools[0].image"),
         ({}, {"template": {"spec": {"hostNetwork": True}}}, "spec.pools[0].template"),
         ({}, {"topology": {"near": "zone"}}, "spec.pools[0].topology"),
+        ({}, {"network": {"resources": {"rdma/ib": 1}}}, "spec.pools[0].network"),
     ],
 )
 def test_what_only_kubernetes_has_is_refused_with_its_path(
