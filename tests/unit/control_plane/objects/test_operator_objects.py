@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from dataclasses import replace
 from pathlib import Path, PurePath
 from typing import Any
@@ -501,7 +502,10 @@ def fetched_as_worker(cache: Path) -> tuple[int, str]:
 def test_a_directory_of_the_node_is_refused_with_a_sentence_until_it_is_given_to_the_workers_user(
     tmp_path: Path,
 ) -> None:
-    for place in (tmp_path, *tmp_path.parents[:2]):
+    # The way to it is this user's alone.
+    for place in (tmp_path, *tmp_path.parents):
+        if place == Path(tempfile.gettempdir()):
+            break
         place.chmod(0o755)
     cache = tmp_path / "node"
     cache.mkdir(mode=0o755)
