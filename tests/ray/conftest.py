@@ -161,6 +161,8 @@ def _environment(folder: Path, redis_port: int) -> dict[str, str]:
         "RAY_TMPDIR": str(folder),
         "TMPDIR": str(folder),
         "RAY_USAGE_STATS_ENABLED": "0",
+        # Otherwise everything else on the machine goes before what Ray starts.
+        "RAY_worker_niceness": "0",
         "RAY_DEDUP_LOGS": "0",
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
         "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "5",

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+_READY_S: Final = 60
+"""Serve itself gives a proxy 5 s to start, which a busy head needs for importing it, and then fails to start."""
 _BASE_MAX: Final = 38
 """Characters of the folder's path: HAProxy's sockets lie in there, below a node's id of 56."""
 
@@ -33,6 +35,7 @@ def ingress_environment(folder: Path, ports: IngressPorts) -> dict[str, str]:
     }
     return {
         "RAY_SERVE_ENABLE_HA_PROXY": "1",
+        "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": str(_READY_S),
         "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(ports.fallback),
         **{f"RAY_SERVE_HAPROXY_{key}": str(value) for key, value in haproxy.items()},
     }
