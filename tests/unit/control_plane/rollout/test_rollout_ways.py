@@ -184,3 +184,13 @@ def test_pools_start_in_their_ratio_when_one_has_room_for_all() -> None:
     observed = {"one": seen(prefill=4, decode=8)}
     plan = step(RolloutState("one", {"one": 100}), RolloutSpec("two", pools), observed, 0.0)
     assert {pool: plan.replicas[pool, "two"] for pool in ("prefill", "decode")} == {"prefill": 1, "decode": 2}
+
+
+def test_a_revision_of_which_nothing_is_left_but_empty_pools_is_retired() -> None:
+    """Else its Deployments stay for ever, one set more with every release."""
+    observed = {
+        "one": seen(prefill=2, decode=6),
+        "zero": RevisionObserved({"prefill": PoolPods(), "decode": PoolPods()}),
+    }
+    plan = step(RolloutState("one", {"one": 100}), RolloutSpec("one", POOLS), observed, 0.0)
+    assert plan.retired == ("zero",)

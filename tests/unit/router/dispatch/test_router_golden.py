@@ -45,7 +45,7 @@ SETTINGS = {
         migration=MigrationSettings(margin=1.0, at_once=1, every_s=0.05),
     ),
 }
-SEEDS = range(10)
+SEEDS = range(6)
 WORKERS = (("p1", "prefill"), ("p2", "prefill"), ("d1", "decode"), ("d2", "decode"), ("u1", "unified"))
 CODES = ("out_of_blocks", "engine_failed", "draining", "kv_corrupt", "queue_full")
 
