@@ -573,6 +573,27 @@ def test_only_what_is_of_one_attempt_is_taken_over_and_the_rest_is_let_go(
 
 
 @pytest.mark.parametrize(
+    ("request_id", "tenant", "given"),
+    [("req", "tenant", True), ("other", "tenant", False), ("req", "other", False)],
+)
+def test_nobody_is_given_the_stream_of_another_request_or_tenant_that_a_worker_hands_over(
+    request_id: str, tenant: str, given: bool
+) -> None:
+    """A worker that is asked by a key of one request, and answers with another, has a fault, or wants somebody to
+    read what is not theirs."""
+
+    async def main(loop: VirtualLoop) -> None:
+        sealed = encode_resume_token(KEYRING, World(loop, PAIRED, 1, 1).generation(), 0)
+        claims, worker = Recovery(request_id, tenant, (b"key",), KEYRING), Asked("d0")
+        claims.ask(cast(Peer, worker))
+        worker.recovery_stream.on_claimed(AttemptResumed(7, sealed, 1, "decode", 10.0, ((0, 1),)))
+        assert (claims.take(LoopClock(loop), 600.0) is not None) == given
+        assert worker.closed != given
+
+    run(main)
+
+
+@pytest.mark.parametrize(
     ("moved", "prefill", "waits"), [(True, None, False), (False, None, True), (False, 1, True), (False, 2, False)]
 )
 def test_a_router_waits_for_more_workers_until_it_has_all_that_the_request_goes_on_with(
