@@ -24,6 +24,7 @@ HELD_UP: Final = " Held up: "
 """What stands in the message of a service before the causes for which its workers do not come up."""
 _CAUSES_MAX: Final = 3
 _DETAIL_MAX: Final = 160
+_IMAGE_MAX: Final = 100
 _IMAGE: Final = ("ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull", "InvalidImageName", "ImageInspectError")
 _PULLED: Final = re.compile(r"^.*?ErrImagePull: |^Back-off pulling image \S+$")
 _CRASHES: Final = "CrashLoopBackOff"
@@ -131,6 +132,13 @@ def gate_verdict(gate: Gate, before: str, now: float) -> tuple[GateResult, str]:
     return "unknown", found
 
 
+def cut(text: str, most: int, *, from_end: bool = False) -> str:
+    """At most so many characters of a text, from its beginning or from its end."""
+    if len(text) <= most:
+        return text
+    return f"…{text[1 - most :]}" if from_end else f"{text[: most - 1]}…"
+
+
 def next_due_s(pods: Iterable[Pod], now: float) -> float | None:
     """Seconds until something is a cause that is none yet, and that nothing in the cluster will tell of."""
     dues = (due for pod in pods for due in (_unplaced_due(pod), _unmounted_due(pod)) if due is not None)
@@ -164,7 +172,7 @@ def _of_pod(pod: Pod, now: float) -> Iterator[tuple[int, Cause]]:
 
 def _of_container(container: Container, place: str) -> tuple[int, Cause]:
     if container.waiting in _IMAGE:
-        what = f"image {container.image} cannot be pulled"
+        what = f"image {cut(container.image, _IMAGE_MAX, from_end=True)} cannot be pulled"
         why = _PULLED.sub("", container.waiting_why)
         return 1, Cause("ImageNotPulled", place, what, _short(why, from_end=True))
     if container.waiting and container.waiting != _CRASHES and not container.ended:
@@ -190,9 +198,7 @@ def _placing(message: str) -> str:
 
 def _short(text: str, *, from_end: bool = False) -> str:
     plain = " ".join(text.split()).replace(_SEPARATOR, ", ").rstrip(".")
-    if len(plain) <= _DETAIL_MAX:
-        return plain
-    return f"…{plain[1 - _DETAIL_MAX :]}" if from_end else f"{plain[: _DETAIL_MAX - 1]}…"
+    return cut(plain, _DETAIL_MAX, from_end=from_end)
 
 
 def _settled(cause: Cause, known: Iterable[str]) -> str:

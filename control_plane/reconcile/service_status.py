@@ -7,13 +7,13 @@ from typing import Final
 from control_plane.objects.installation import Installation
 from control_plane.observe.observed import Observed
 from control_plane.observe.pods import seconds
-from control_plane.reconcile.causes import HELD_UP, Cause, told, worker_causes
+from control_plane.reconcile.causes import HELD_UP, Cause, cut, told, worker_causes
 from control_plane.reconcile.conditions import ConditionUpdate, condition_update, conditions
 from control_plane.reconcile.desired_state import DesiredState, causes_before, rollout_state
 from control_plane.rollout import RolloutPlan, RolloutState, Verdict
 from tandem.kube.kinds import MODEL_SERVICE, Json
 from tandem.spec.service import ModelService, RouterSpec
-from tandem.spec.status import Condition, ModelServiceStatus, PoolStatus, RevisionStatus, RolloutStatus
+from tandem.spec.status import WORD_MAX, Condition, ModelServiceStatus, PoolStatus, RevisionStatus, RolloutStatus
 
 _RESTING: Final = ("WeightReached", "Paused")
 HEARD_WITHIN_S: Final = 30.0
@@ -221,7 +221,7 @@ def _kept(state: RolloutState) -> RolloutStatus | None:
         return None
     kept = RolloutStatus()
     if failure is not None:
-        kept = RolloutStatus(failure.revision, failure.kind, failure.sentence)
+        kept = RolloutStatus(failure.revision, failure.kind, cut(failure.sentence, WORD_MAX))
     if progress is None:
         return kept
     return RolloutStatus(

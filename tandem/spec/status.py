@@ -10,7 +10,9 @@ _LIST_BY_TYPE: Final = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-
 Time = Annotated[str, Meta(max_length=40, extra_json_schema={"format": "date-time"})]
 Revision = Annotated[str, Meta(max_length=10)]
 Number = Annotated[int, Meta(ge=0)]
-_Word = Annotated[str, Meta(max_length=1024)]
+WORD_MAX: Final = 1024
+"""Characters of a text that a status keeps; the API server refuses a status with a longer one."""
+_Word = Annotated[str, Meta(max_length=WORD_MAX)]
 
 
 class Condition(msgspec.Struct, frozen=True, rename="camel"):

@@ -66,10 +66,14 @@ TROUBLES: Mapping[str, Callable[[int], Json]] = {
     "no-secret": lambda turn: {
         "state": {"waiting": {"reason": "CreateContainerConfigError", "message": 'secret "hub-token" not found'}}
     },
+    "no-registry": lambda turn: {
+        "state": {"waiting": {"reason": "ErrImagePull", "message": "failed to reach a mirror of the registry. " * 9}}
+    },
     "crashes": lambda turn: _crashing(turn, {**_ENDED, "message": str(_ENDED["message"]).format(turn % 60)}),
     "out-of-memory": lambda turn: _crashing(turn, _KILLED),
 }
-"""Images whose containers do not come up, with their statuses as the kubelet's turns follow each other."""
+"""Images whose containers do not come up, whatever folder they are in, with their statuses as the kubelet's turns
+follow each other."""
 TURN_S = 15.0
 SPEC = """
 engine: {type: simulated}
@@ -337,7 +341,11 @@ class World:
             image = pod["spec"]["containers"][0]["image"]
             if image == NO_ROOM and "status" not in pod:
                 await self._say(pod, "PodScheduled", False)
-            broken = image in (NO_ROOM, *TROUBLES) or (image == NEVER_READY and labels_of(pod)[POOL] == "decode")
+            broken = (
+                image == NO_ROOM
+                or _trouble_of(image) in TROUBLES
+                or (image == NEVER_READY and labels_of(pod)[POOL] == "decode")
+            )
             if not is_ready(pod) and not broken and self.clock.now() - self._born[name] >= READY_S:
                 await self._say(pod, "Ready", True)
 
@@ -360,11 +368,11 @@ class World:
         turn = int(self.clock.now() // TURN_S)
         for pod in self.of(POD):
             container = pod["spec"]["containers"][0]
-            image = "no-image" if GATE in labels_of(pod) else container["image"]
-            if image not in TROUBLES:
+            trouble = "no-image" if GATE in labels_of(pod) else _trouble_of(container["image"])
+            if trouble not in TROUBLES:
                 continue
             one = {"name": container["name"], "image": container["image"], "ready": False, "imageID": ""}
-            status = {"phase": "Pending", "containerStatuses": [{**one, **TROUBLES[image](turn)}]}
+            status = {"phase": "Pending", "containerStatuses": [{**one, **TROUBLES[trouble](turn)}]}
             metadata = {key: pod["metadata"][key] for key in ("name", "namespace")}
             body = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "status": status}
             await MemoryCluster.apply_status(self.cluster, body, "kubelet")
@@ -392,6 +400,10 @@ class World:
                     await MemoryCluster.apply_status(
                         self.cluster, {**body, "status": {"conditions": [condition]}}, "jobs"
                     )
+
+
+def _trouble_of(image: str) -> str:
+    return image.rpartition("/")[2]
 
 
 def is_ready(pod: Json) -> bool:

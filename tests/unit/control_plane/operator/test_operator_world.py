@@ -27,6 +27,7 @@ from tandem.kube.kinds import (
     Kind,
     Ref,
 )
+from tandem.spec.status import WORD_MAX
 from tests.worlds.operator_world import NAME, NAMESPACE, NEVER_READY, NO_ROOM, REFUSED, TROUBLES, WRONG, World, notes
 
 CHILDREN = (CONFIG_MAP, CONTROLLER_REVISION, DEPLOYMENT, ENGINE_POOL, JOB, POD, POD_DISRUPTION_BUDGET, SERVICE)
@@ -190,6 +191,26 @@ def test_a_revision_whose_answers_fail_is_taken_back() -> None:
         assert world.condition("Stalled")["reason"] == "RolledBack"
         assert "requests failed" in world.condition("Stalled")["message"] or "failed" in str(world.status.rollout)
         assert images(world) == {"one"}
+
+    in_world(story)
+
+
+def test_a_rollback_is_recorded_however_much_there_is_to_say_of_it() -> None:
+    async def story(world: World) -> None:
+        image = f"registry.example/{'team/' * 60}no-registry"
+        pools = [*world.spec["pools"], {"name": "a-pool-of-long-name", "role": "unified", "replicas": 1}]
+        await world.edit(lambda spec: spec.update(pools=pools))
+        await world.settle()
+        await world.edit(new_image(image))
+        await world.run(400)
+        await world.settle()
+        assert world.status.rollout is not None
+        said = world.status.rollout.failure_message
+        assert said.startswith("no pod became ready within 300 s: Pod chat-")
+        assert "no-registry cannot be pulled: …" in said
+        assert len(said) == WORD_MAX
+        assert world.condition("Stalled")["reason"] == "RolledBack"
+        assert image not in images(world)
 
     in_world(story)
 
