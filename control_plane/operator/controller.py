@@ -17,7 +17,7 @@ from control_plane.operator.mirror import Mirror
 from control_plane.reconcile import reconcile
 from control_plane.reconcile.desired_state import read_status
 from control_plane.reconcile.service_status import awaits_routers
-from control_plane.reconcile.turns import Standing, look_again_s, state_of, turns_until
+from control_plane.reconcile.turns import ASKING, Standing, look_again_s, state_of, turns_until
 from control_plane.rollout import Health
 from tandem.core.clock import Clock
 from tandem.core.errors import TandemError
@@ -136,7 +136,7 @@ class Controller:
         """Services before this one in the line for new defaults."""
         tools = self._tools
         at_once = tools.installation.rollouts_at_once
-        if at_once == 0 or self._standing(key, obj).state != "waits":
+        if at_once == 0 or self._standing(key, obj).state not in ASKING:
             return 0
         line = (self._standing(key_of(each), each) for each in tools.mirror.services())
         return turns_until("/".join(key), line, at_once)
@@ -147,7 +147,8 @@ class Controller:
         kept = self._standings.get(key)
         if kept is None or kept[0] != version:
             wish = self.wish(key, obj)
-            own = wish.own.spec if wish.own is not None and wish.problem is None else None
+            leaving = "deletionTimestamp" in obj["metadata"]
+            own = wish.own.spec if wish.own is not None and wish.problem is None and not leaving else None
             stored = self._tools.mirror.stores(key[0])[CONTROLLER_REVISION].labelled(SERVICE, key[1], key[0])
             records = {record.name: record for record in map(self._record, stored)}
             state = state_of(read_status(obj), own, wish.revision, records)

@@ -13,6 +13,7 @@ from typing import Final, Literal
 import msgspec
 
 from control_plane.objects.revisions import RevisionRecord
+from control_plane.rollout import LATE
 from tandem.spec.revision import revision_of
 from tandem.spec.service import Spec
 from tandem.spec.status import ModelServiceStatus
@@ -20,8 +21,11 @@ from tandem.spec.status import ModelServiceStatus
 _LOOK_S: Final = 5.0
 _LOOK_MAX_S: Final = 300.0
 
-State = Literal["", "waits", "moves"]
-"""Of a service and new defaults: it has nothing to do with them, has yet to begin, or rolls over to them."""
+State = Literal["", "blocked", "waits", "moves"]
+"""Of a service and new defaults: it has nothing to do with them, cannot begin, has yet to begin, or rolls over to
+them. Nobody waits for one that cannot begin; it has its turn like any other once it can."""
+ASKING: Final[tuple[State, ...]] = ("waits", "blocked")
+"""States in which a service may not begin before its turn."""
 
 
 @dataclass(frozen=True, order=True)
@@ -44,6 +48,8 @@ def state_of(
     given_up = status.rollout is not None and status.rollout.failed_revision == revision
     if given_up or not _by_defaults(own, current):
         return ""
+    if _blocked(status):
+        return "blocked"
     if status.update_revision != revision:
         return "waits"
     reconciling = any(each.type == "Reconciling" and each.status == "True" for each in status.conditions)
@@ -54,9 +60,10 @@ def turns_until(service: str, line: Iterable[Standing], at_once: int) -> int:
     """How many services have to be done before this one may begin; 0 when it may now. `at_once` is the bound, 0 for
     none."""
     standings = sorted(line)
-    waiting = [each.service for each in standings if each.state == "waits"]
-    if at_once == 0 or service not in waiting:
+    asks = any(each.service == service and each.state in ASKING for each in standings)
+    if at_once == 0 or not asks:
         return 0
+    waiting = [each.service for each in standings if each.state == "waits" or each.service == service]
     free = at_once - sum(each.state == "moves" for each in standings)
     return max(0, waiting.index(service) - max(0, free) + 1)
 
@@ -65,6 +72,14 @@ def look_again_s(turns: int, at_once: int) -> float:
     """Seconds until the next look of a service that waits: nothing of its own tells when its turn comes, and those at
     the end of a long line need not ask often."""
     return min(_LOOK_MAX_S, _LOOK_S * max(1, turns // max(1, at_once)))
+
+
+def _blocked(status: ModelServiceStatus) -> bool:
+    """Whether the specification cannot be carried out; a service that is only late with its pods can begin."""
+    stalled = any(
+        each.type == "Stalled" and each.status == "True" and each.reason != LATE for each in status.conditions
+    )
+    return stalled and not status.update_revision
 
 
 def _by_defaults(own: Spec, current: RevisionRecord) -> bool:

@@ -15,10 +15,11 @@ from control_plane.rollout.model import (
     Verdict,
 )
 from control_plane.rollout.shares import pool_target
-from control_plane.rollout.verdicts import COMPARISON_WAITS
+from control_plane.rollout.verdicts import COMPARISON_WAITS, LATE
 
 __all__ = [
     "COMPARISON_WAITS",
+    "LATE",
     "Failure",
     "GateResult",
     "Health",

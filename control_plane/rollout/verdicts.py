@@ -8,6 +8,7 @@ from control_plane.rollout.view import View
 
 COMPARISON_WAITS: Final = "The comparison waits: "
 """What stands before the causes for which it does."""
+LATE: Final = "ProgressDeadlineExceeded"
 
 
 def verdict(view: View, failure: Failure | None, progress: Progress, now: float) -> Verdict:
@@ -16,7 +17,7 @@ def verdict(view: View, failure: Failure | None, progress: Progress, now: float)
         return _failed(view, failure, progress)
     if overdue(view.spec, progress, now) and not (view.asleep or (view.replacing and view.spec.paused)):
         late = f"{progress.left} pods have yet to change and none has for {now - progress.since:.0f} s."
-        return Verdict("ProgressDeadlineExceeded", f"Revision {view.update}: {late}", stalled=True)
+        return Verdict(LATE, f"Revision {view.update}: {late}", stalled=True)
     if view.asleep:
         return Verdict("ScaledToZero", "No pool wants a pod.", done=progress.left == 0)
     if not view.replacing:

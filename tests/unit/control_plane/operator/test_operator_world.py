@@ -8,7 +8,9 @@ import pytest
 
 from control_plane.objects.names import POOL, REVISION, labels_of
 from control_plane.objects.names import SERVICE as OF
+from control_plane.observe.observed import ModelFacts
 from tandem.apps.simulation.loop import run
+from tandem.core.sizing import Shape
 from tandem.kube.cluster import Selector
 from tandem.kube.kinds import (
     CONFIG_MAP,
@@ -551,26 +553,83 @@ def test_scaling_a_pool_whose_number_the_service_says_is_undone_with_an_event() 
     in_world(story)
 
 
+async def make(world: World, name: str, *, held: bool = False, large: bool = False, **rollout: Any) -> None:
+    """A service that goes by the installation's image, `held` by a finalizer when it is deleted. Whether a `large`
+    one fits is worked out."""
+    spec = {**world.spec, "pools": SMALL, "rollout": {**world.spec["rollout"], **rollout}}
+    if large:
+        pools = [{**pool, "accelerator": {"type": "h100-sxm"}} for pool in SMALL]
+        spec |= {"engine": {"type": "torch"}, "pools": pools}
+    metadata = {"name": name, "namespace": NAMESPACE, **({"finalizers": ["users.example/held"]} if held else {})}
+    await world.cluster.apply(
+        {"apiVersion": "tandem.dev/v1alpha1", "kind": "ModelService", "metadata": metadata, "spec": spec}, "user"
+    )
+    await world.run(2)
+
+
+def default_image(world: World, image: str, at_once: int) -> None:
+    """The chart is upgraded."""
+    world.installation = replace(world.installation, worker_image=image, rollouts_at_once=at_once)
+    world.crash()
+
+
+def ready_reasons(world: World) -> dict[str, str]:
+    services = {obj["metadata"]["name"]: obj["status"]["conditions"] for obj in world.of(MODEL_SERVICE)}
+    return {name: each["reason"] for name, found in services.items() for each in found if each["type"] == "Ready"}
+
+
+def images_of(world: World, service: str) -> set[str]:
+    return {pod["spec"]["containers"][0]["image"] for pod in world.pods() if labels_of(pod)[OF] == service}
+
+
+def in_fleet(story: Story) -> None:
+    async def told() -> None:
+        world = World()
+        try:
+            await story(world)
+        finally:
+            await world.close()
+
+    run(lambda _loop: told())
+
+
+def test_services_that_cannot_begin_do_not_hold_up_those_behind_them() -> None:
+    async def story(world: World) -> None:
+        await make(world, "leaves", held=True)
+        await make(world, "large", large=True)
+        await make(world, "next")
+        await make(world, "last")
+        await world.settle()
+        assert set(ready_reasons(world).values()) == {"Complete"}
+        world.models.known = ModelFacts(Shape(80, 8192, 64, 8, 128, 28672, 128256))
+        await world.cluster.delete(Ref(MODEL_SERVICE, NAMESPACE, "leaves"))
+        default_image(world, "two", at_once=1)
+        await world.settle()
+        assert ready_reasons(world)["large"] == "DoesNotFit"
+        assert images_of(world, "next") == images_of(world, "last") == {"two"}
+        assert images_of(world, "leaves") == images_of(world, "large") == {"one"}
+        world.models.known = None
+        world.crash()
+        await world.settle()
+        assert images_of(world, "large") == {"two"}, "it goes on by itself once it can"
+
+    in_fleet(story)
+
+
 @pytest.mark.parametrize("image", ["two", NEVER_READY])
 def test_services_take_over_a_new_default_some_at_once_and_all_in_the_end(image: str) -> None:
     async def told() -> None:
         world = World()
         world.installation = replace(world.installation, rollouts_at_once=2)
         names = [f"s{number}" for number in range(5)]
-        spec = {**world.spec, "pools": [{key: each[key] for key in each if key != "image"} for each in SMALL]}
         for name in names:
-            metadata = {"name": name, "namespace": NAMESPACE}
-            await world.cluster.apply(
-                {"apiVersion": "tandem.dev/v1alpha1", "kind": "ModelService", "metadata": metadata, "spec": spec},
-                "user",
-            )
+            await make(world, name)
 
         def revisions(name: str) -> set[str]:
             return {labels_of(pod)[REVISION] for pod in world.pods() if labels_of(pod)[OF] == name}
 
         def reasons() -> list[str]:
-            conditions = (each for obj in world.of(MODEL_SERVICE) for each in obj["status"]["conditions"])
-            return [each["reason"] for each in conditions if each["type"] == "Ready"]
+            return list(ready_reasons(world).values())
 
         try:
             await world.settle()

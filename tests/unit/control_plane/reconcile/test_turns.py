@@ -19,20 +19,20 @@ def with_image(image: str) -> Spec:
     return msgspec.structs.replace(OWN, pools=(msgspec.structs.replace(OWN.pools[0], image=image),))
 
 
-def state(own: Spec = OWN, *, reconciling: bool = True, **status: object) -> State:
+def state(*more: Condition, own: Spec = OWN, reconciling: bool = True, **status: object) -> State:
     """Of a service that runs with image `one`."""
     old = with_image("one")
     current = revision_of(old)
     record = RevisionRecord(current, 1, {}, msgspec.json.decode(msgspec.json.encode(old)))
     condition = Condition("Reconciling", "True" if reconciling else "False", "x", "", "2026-01-01T00:00:00Z")
-    told = ModelServiceStatus(current_revision=current, conditions=(condition,), **status)  # type: ignore[arg-type]
+    told = ModelServiceStatus(current_revision=current, conditions=(condition, *more), **status)  # type: ignore[arg-type]
     return state_of(told, own, NEW, {current: record})
 
 
 def test_a_service_waits_where_nothing_but_defaults_has_changed() -> None:
     assert state() == "waits"
-    assert state(with_image("mine")) == "", "its user gave it another image"
-    assert state(msgspec.structs.replace(OWN, redis="redis://other")) == ""
+    assert state(own=with_image("mine")) == "", "its user gave it another image"
+    assert state(own=msgspec.structs.replace(OWN, redis="redis://other")) == ""
     assert state_of(ModelServiceStatus(), OWN, NEW, {}) == "", "it has never run"
 
 
@@ -44,12 +44,30 @@ def test_a_service_that_rests_or_has_failed_keeps_no_place() -> None:
 
 
 @pytest.mark.parametrize(
+    ("reason", "update", "stands"),
+    [
+        ("NameConflict", "", "blocked"),
+        ("DoesNotFit", "", "blocked"),
+        # Late with its pods: that keeps it from nothing.
+        ("ProgressDeadlineExceeded", "", "waits"),
+        ("RolledBack", "other", "waits"),
+    ],
+)
+def test_a_service_that_cannot_begin_is_not_in_the_line(reason: str, update: str, stands: State) -> None:
+    stalled = Condition("Stalled", "True", reason, "", "2026-01-01T00:00:00Z")
+    assert state(stalled, update_revision=update) == stands
+
+
+@pytest.mark.parametrize(
     ("states", "at_once", "turns"),
     [
         (("waits", "waits", "waits"), 2, (0, 0, 1)),
         (("moves", "waits", "waits"), 2, (0, 0, 1)),
         (("waits", "moves", "moves"), 2, (1, 0, 0)),
         (("waits", "", "waits"), 1, (0, 0, 1)),
+        # It goes in its turn once it can, and holds up nobody until then.
+        (("blocked", "waits", "waits"), 1, (0, 0, 1)),
+        (("waits", "blocked", "waits"), 1, (0, 1, 1)),
         # The bound was lowered meanwhile.
         (("moves", "moves", "waits"), 1, (0, 0, 1)),
         (("waits", "waits", "waits"), 0, (0, 0, 0)),
