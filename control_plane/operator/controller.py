@@ -1,6 +1,7 @@
 """Looks at one service at a time: mirror and routers in, plan out, plan carried out."""
 
 import logging
+import math
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
@@ -17,7 +18,7 @@ from control_plane.operator.mirror import Mirror
 from control_plane.reconcile import reconcile
 from control_plane.reconcile.desired_state import read_status
 from control_plane.reconcile.service_status import awaits_routers
-from control_plane.reconcile.turns import ASKING, Standing, look_again_s, state_of, turns_until
+from control_plane.reconcile.turns import ASKING, Standing, awaited_until_s, look_again_s, state_of, turns_until
 from control_plane.rollout import Health
 from tandem.core.clock import Clock
 from tandem.core.errors import TandemError
@@ -139,7 +140,7 @@ class Controller:
         if at_once == 0 or self._standing(key, obj).state not in ASKING:
             return 0
         line = (self._standing(key_of(each), each) for each in tools.mirror.services())
-        return turns_until("/".join(key), line, at_once)
+        return turns_until("/".join(key), line, at_once, tools.clock.wall())
 
     def _standing(self, key: Key, obj: Json) -> Standing:
         """Found out once per version of the service's object."""
@@ -151,9 +152,11 @@ class Controller:
             own = wish.own.spec if wish.own is not None and wish.problem is None and not leaving else None
             stored = self._tools.mirror.stores(key[0])[CONTROLLER_REVISION].labelled(SERVICE, key[1], key[0])
             records = {record.name: record for record in map(self._record, stored)}
-            state = state_of(read_status(obj), own, wish.revision, records)
+            status = read_status(obj)
+            state = state_of(status, own, wish.revision, records)
+            until_s = math.inf if own is None else awaited_until_s(status, own)
             created = str(obj["metadata"].get("creationTimestamp", ""))
-            kept = self._standings[key] = (version, Standing(created, "/".join(key), state))
+            kept = self._standings[key] = (version, Standing(created, "/".join(key), state, until_s))
         return kept[1]
 
     def _health_of(self, key: Key, observed: Observed) -> dict[str, Health]:

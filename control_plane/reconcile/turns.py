@@ -6,6 +6,7 @@ is remembered: who rolls over stands in the services' own statuses. One that has
 not waited for.
 """
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -20,6 +21,8 @@ from tandem.spec.status import ModelServiceStatus
 
 _LOOK_S: Final = 5.0
 _LOOK_MAX_S: Final = 300.0
+_COMPARED_S: Final = 2400.0
+"""Seconds after which a comparison has ended that is ever made: those of its Job, and some to start."""
 
 State = Literal["", "blocked", "waits", "moves"]
 """Of a service and new defaults: it has nothing to do with them, cannot begin, has yet to begin, or rolls over to
@@ -35,6 +38,8 @@ class Standing:
     since: str
     service: str
     state: State
+    until_s: float = math.inf
+    """Wall-clock seconds after which one that moves is not waited for."""
 
 
 def state_of(
@@ -56,15 +61,23 @@ def state_of(
     return "moves" if reconciling else ""
 
 
-def turns_until(service: str, line: Iterable[Standing], at_once: int) -> int:
+def awaited_until_s(status: ModelServiceStatus, own: Spec) -> float:
+    """Until when others wait for the service while it rolls over. Its progress deadline ends most rollouts, but not
+    one whose pods are all there: a comparison that nobody can make, as where a quota refuses its Job or a queue
+    holds it, has no end."""
+    since = status.rollout.since if status.rollout is not None else 0.0
+    return since + max(_COMPARED_S, float(own.rollout.progress_deadline_seconds))
+
+
+def turns_until(service: str, line: Iterable[Standing], at_once: int, now: float) -> int:
     """How many services have to be done before this one may begin; 0 when it may now. `at_once` is the bound, 0 for
-    none."""
+    none; `now` is wall-clock seconds."""
     standings = sorted(line)
     asks = any(each.service == service and each.state in ASKING for each in standings)
     if at_once == 0 or not asks:
         return 0
     waiting = [each.service for each in standings if each.state == "waits" or each.service == service]
-    free = at_once - sum(each.state == "moves" for each in standings)
+    free = at_once - sum(each.state == "moves" and now < each.until_s for each in standings)
     return max(0, waiting.index(service) - max(0, free) + 1)
 
 

@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Any
 
+from tandem.core.errors import TandemError
 from tandem.kube.cluster import NotFound, Selector, WatchEvent
 from tandem.kube.kinds import Json, Kind, Ref, ref_of
 from tandem.kube.memory_cluster import MemoryCluster
@@ -27,6 +28,8 @@ class CrashingCluster(MemoryCluster):
         self.asked = 0
         """Write requests of the operator, whether they changed something or not."""
         self.lacks = lacks
+        self.refused: frozenset[Kind] = frozenset()
+        """Kinds of which a quota allows no object."""
         self.seen: Callable[[], None] = lambda: None
 
     async def remove_kind(self, kind: Kind) -> None:
@@ -51,6 +54,8 @@ class CrashingCluster(MemoryCluster):
     async def apply(self, obj: Json, manager: str, *, force: bool = True) -> Json:
         self._count()
         self._know(ref_of(obj).kind)
+        if ref_of(obj).kind in self.refused:
+            raise TandemError("not_allowed", "exceeded quota")
         answer = await super().apply(obj, manager, force=force)
         self.seen()
         return answer

@@ -616,6 +616,25 @@ def test_services_that_cannot_begin_do_not_hold_up_those_behind_them() -> None:
     in_fleet(story)
 
 
+def test_a_comparison_that_nobody_can_make_does_not_hold_up_those_behind_it() -> None:
+    async def story(world: World) -> None:
+        await make(world, "first", gate={})
+        await make(world, "next")
+        await world.settle()
+        world.cluster.refused = frozenset({JOB})
+        default_image(world, "two", at_once=1)
+        await world.run(2000)
+        assert images_of(world, "first") == {"one", "two"}
+        assert images_of(world, "next") == {"one"}
+        await world.run(900)
+        assert images_of(world, "next") == {"two"}
+        world.cluster.refused = frozenset()
+        await world.run(1200)
+        assert images_of(world, "first") == {"two"}, "it goes on by itself once it can"
+
+    in_fleet(story)
+
+
 @pytest.mark.parametrize("image", ["two", NEVER_READY])
 def test_services_take_over_a_new_default_some_at_once_and_all_in_the_end(image: str) -> None:
     async def told() -> None:

@@ -4,15 +4,17 @@ import msgspec
 import pytest
 
 from control_plane.objects.revisions import RevisionRecord
-from control_plane.reconcile.turns import Standing, State, look_again_s, state_of, turns_until
+from control_plane.reconcile.turns import Standing, State, awaited_until_s, look_again_s, state_of, turns_until
 from tandem.spec.engine import EngineSpec
 from tandem.spec.pool import Pool
 from tandem.spec.revision import revision_of
+from tandem.spec.rollout import Rollout
 from tandem.spec.service import Spec
 from tandem.spec.status import Condition, ModelServiceStatus, RolloutStatus
 
 OWN = Spec(engine=EngineSpec(type="simulated"), pools=(Pool(name="both", role="unified"),))
 NEW = "abc"
+NOW = 1_800_000_000.0
 
 
 def with_image(image: str) -> Spec:
@@ -75,7 +77,18 @@ def test_a_service_that_cannot_begin_is_not_in_the_line(reason: str, update: str
 )
 def test_the_oldest_go_first(states: tuple[State, ...], at_once: int, turns: tuple[int, ...]) -> None:
     line = [Standing(f"2026-01-0{number + 1}", f"x/s{-number}", each) for number, each in enumerate(states)]
-    assert tuple(turns_until(each.service, reversed(line), at_once) for each in line) == turns
+    assert tuple(turns_until(each.service, reversed(line), at_once, NOW) for each in line) == turns
+
+
+def test_a_rollout_that_does_not_come_nearer_is_not_waited_for_for_ever() -> None:
+    told = ModelServiceStatus(rollout=RolloutStatus(aim="x", since=NOW))
+    until = awaited_until_s(told, OWN)
+    assert until == NOW + 2400.0, "more than a comparison takes"
+    patient = msgspec.structs.replace(OWN, rollout=Rollout(progress_deadline_seconds=7200))
+    assert awaited_until_s(told, patient) == NOW + 7200.0
+    line = (Standing("1", "x/first", "moves", until), Standing("2", "x/next", "waits"))
+    assert turns_until("x/next", line, 1, until - 1.0) == 1
+    assert turns_until("x/next", line, 1, until) == 0
 
 
 def test_a_long_line_is_looked_at_rarely() -> None:
