@@ -14,6 +14,8 @@ from tandem.spec.rollout import TOO_DIFFERENT
 
 _BY_POLICY: Final = "PodFailurePolicy"
 """Why a Job failed that fails by the exit status of a comparison that was made, and by nothing else."""
+_OF_PODS_THAT_RAN: Final = ("ready", "terminating", "failed", "uncountedTerminatedPods")
+"""What a Job's status has of pods that have run, or at least were no longer waited for."""
 
 
 def read_gate(job: Json, pods: Iterable[Json]) -> Gate:
@@ -22,14 +24,19 @@ def read_gate(job: Json, pods: Iterable[Json]) -> Gate:
     failed = _conditions(job).get("Failed", {})
     ended = ": ".join(filter(None, (failed.get("reason", ""), failed.get("message", ""))))
     revision = labels_of(job)[GATE]
+    status = job.get("status") or {}
+    had_run = any(status.get(each) for each in _OF_PODS_THAT_RAN)
     return Gate(
         revision,
         baseline_of(job),
         _result(job, known),
         job,
-        seconds(job["metadata"].get("creationTimestamp")) or 0.0,
+        seconds(status.get("startTime")) or seconds(job["metadata"].get("creationTimestamp")) or 0.0,
         ended,
         tuple(pod_of(pod, "", revision) for pod in known),
+        suspended=bool((job.get("spec") or {}).get("suspend")),
+        had_pod=had_run or bool(status.get("active")),
+        had_run=had_run,
     )
 
 

@@ -109,8 +109,9 @@ class Workers:
 
 @dataclass(frozen=True)
 class Gate:
-    """The comparison of a revision with its predecessor, as far as its Job tells. `since` is when the Job was made,
-    wall-clock seconds; `ended` is why it failed, in its controller's words; `pods` include those that have ended."""
+    """The comparison of a revision with its predecessor, as far as its Job tells. `since` is when the Job was made or
+    last let go on, wall-clock seconds; `ended` is why it failed, in its controller's words; `pods` include those that
+    have ended."""
 
     revision: str
     baseline: str
@@ -119,6 +120,12 @@ class Gate:
     since: float = 0.0
     ended: str = ""
     pods: tuple[Pod, ...] = ()
+    suspended: bool = False
+    """Whether its Job is held back, as a queue does."""
+    had_pod: bool = False
+    """Whether its Job says that there is or was a pod, also one that is gone, as when its node was drained."""
+    had_run: bool = False
+    """The same of a pod that has run."""
 
 
 @dataclass(frozen=True)

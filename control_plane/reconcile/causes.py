@@ -112,7 +112,8 @@ def phrases(text: str) -> list[str]:
 def gate_causes(gate: Gate, before: str, now: float) -> tuple[Cause, ...]:
     """What keeps a gate from comparing."""
     found = pod_causes(gate.pods, before, now)
-    if not gate.pods and not gate.ended and now - gate.since >= UNPLACED_S:
+    absent = not (gate.pods or gate.had_pod or gate.suspended)
+    if absent and not gate.ended and now - gate.since >= UNPLACED_S:
         refused = "it may not make a pod, as a quota or an admission policy can have it (kubectl describe job)"
         found += (Cause("PodsRefused", f"Job {gate.object['metadata']['name']}", refused),)
     return found
@@ -126,8 +127,8 @@ def gate_verdict(gate: Gate, before: str, now: float) -> tuple[GateResult, str]:
     found = told(gate_causes(gate, before, now), before)
     if gate.result == "not_compared":
         return "not_compared", _SEPARATOR.join(filter(None, (found, _short(gate.ended)))) or "its Job failed"
-    begun = any(pod.ran for pod in gate.pods)
-    if found and not begun and now - gate.since >= GATE_START_S:
+    begun = gate.had_run or any(pod.ran for pod in gate.pods)
+    if found and not begun and not gate.suspended and now - gate.since >= GATE_START_S:
         return "not_compared", found
     return "unknown", found
 

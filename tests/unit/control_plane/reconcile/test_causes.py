@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from control_plane.objects.names import POOL, REVISION, SERVICE
+from control_plane.objects.names import GATE, POOL, REVISION, SERVICE
+from control_plane.observe.gates import read_gate
 from control_plane.observe.observed import DesiredSpec, Gate, Pod
 from control_plane.observe.pods import pod_of
 from control_plane.observe.reading import ReportedInputs, observe
@@ -153,3 +154,34 @@ def test_a_gate_whose_pod_is_not_even_made_says_who_may_refuse_it() -> None:
     assert gate_verdict(gate(), "", NOW + 10.0) == ("unknown", "")
     assert "Job chat-gate-new: it may not make a pod, as a quota" in gate_verdict(gate(), "", NOW + 30.0)[1]
     assert gate_verdict(gate(), "", NOW + 601.0)[0] == "not_compared"
+
+
+def of_job(status: Json | None = None, *, suspend: bool = False, pods: tuple[Json, ...] = ()) -> Gate:
+    """The gate of a Job that was made at NOW."""
+    labels, when = {GATE: "new"}, timestamp(NOW)
+    metadata = {"name": "chat-gate-new", "labels": labels, "annotations": {}, "creationTimestamp": when}
+    return read_gate({"metadata": metadata, "spec": {"suspend": suspend}, "status": status or {}}, pods)
+
+
+@pytest.mark.parametrize(
+    "status",
+    [{"active": 1, "ready": 1}, {"terminating": 1}, {"failed": 1}, {"uncountedTerminatedPods": {"failed": ["a"]}}],
+)
+def test_a_gate_whose_pod_is_gone_is_not_given_up_where_its_job_knows_of_it(status: Json) -> None:
+    assert gate_verdict(of_job(status), "", NOW + 900.0) == ("unknown", ""), "its node is drained"
+    unpulled = {"name": "verify", "image": "vllm:1", **waiting("ErrImagePull", "not found")}
+    again = {"metadata": {"name": "b", "uid": "b"}, "status": {"containerStatuses": [unpulled]}}
+    assert gate_verdict(of_job(status, pods=(again,)), "", NOW + 900.0)[0] == "unknown", "it has asked before"
+
+
+def test_a_gate_whose_job_says_nothing_of_pods_is_given_up() -> None:
+    nothing = {"active": 0, "ready": 0, "terminating": 0, "uncountedTerminatedPods": {}}
+    assert gate_verdict(of_job(nothing), "", NOW + 600.0)[0] == "not_compared"
+    assert gate_verdict(of_job({"active": 1}), "", NOW + 30.0) == ("unknown", ""), "its pod is not seen yet"
+
+
+def test_a_gate_that_a_queue_holds_back_waits_for_it() -> None:
+    assert gate_verdict(of_job(suspend=True), "", NOW + 9000.0) == ("unknown", "")
+    let_go = of_job({"startTime": timestamp(NOW + 9000.0)})
+    assert gate_verdict(let_go, "", NOW + 9010.0) == ("unknown", "")
+    assert gate_verdict(let_go, "", NOW + 9600.0)[0] == "not_compared"
