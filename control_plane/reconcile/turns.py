@@ -50,12 +50,13 @@ def state_of(
     current = records.get(status.current_revision)
     if own is None or current is None or current.name == revision:
         return ""
-    given_up = status.rollout is not None and status.rollout.failed_revision == revision
-    if given_up or not _by_defaults(own, current):
+    failed = status.rollout.failed_revision if status.rollout is not None else ""
+    if failed == revision or not _by_defaults(own, current):
         return ""
     if _blocked(status):
         return "blocked"
-    if status.update_revision != revision:
+    # One that is on its way goes on to newer defaults: waiting for them, it would go back first.
+    if status.update_revision in ("", failed):
         return "waits"
     reconciling = any(each.type == "Reconciling" and each.status == "True" for each in status.conditions)
     return "moves" if reconciling else ""

@@ -635,6 +635,26 @@ def test_a_comparison_that_nobody_can_make_does_not_hold_up_those_behind_it() ->
     in_fleet(story)
 
 
+def test_services_on_their_way_go_on_to_newer_defaults_and_not_back_first() -> None:
+    async def story(world: World) -> None:
+        for name in ("first", "next"):
+            await make(world, name)
+        await world.settle()
+        for name in ("first", "next"):
+            await make(world, name, weight=50)
+        default_image(world, "two", at_once=2)
+        await world.settle()
+        default_image(world, "three", at_once=1)
+        seen, end = set[str](), world.clock.now() + 200
+        while world.clock.now() < end:
+            await world.tick()
+            seen.add(ready_reasons(world)["next"])
+        assert seen <= {"Progressing", "WeightReached"}
+        assert images_of(world, "next") == {"one", "three"}
+
+    in_fleet(story)
+
+
 @pytest.mark.parametrize("image", ["two", NEVER_READY])
 def test_services_take_over_a_new_default_some_at_once_and_all_in_the_end(image: str) -> None:
     async def told() -> None:

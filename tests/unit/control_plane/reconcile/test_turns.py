@@ -45,6 +45,13 @@ def test_a_service_that_rests_or_has_failed_keeps_no_place() -> None:
     assert state(rollout=RolloutStatus(failed_revision="other", failure_kind="deadline")) == "waits"
 
 
+def test_a_service_on_its_way_goes_on_to_newer_defaults() -> None:
+    assert state(update_revision="older") == "moves"
+    assert state(update_revision="older", reconciling=False) == "", "it rests part of the way"
+    gone_back = RolloutStatus(failed_revision="older", failure_kind="deadline")
+    assert state(update_revision="older", rollout=gone_back) == "waits"
+
+
 @pytest.mark.parametrize(
     ("reason", "update", "stands"),
     [
@@ -52,7 +59,6 @@ def test_a_service_that_rests_or_has_failed_keeps_no_place() -> None:
         ("DoesNotFit", "", "blocked"),
         # Late with its pods: that keeps it from nothing.
         ("ProgressDeadlineExceeded", "", "waits"),
-        ("RolledBack", "other", "waits"),
     ],
 )
 def test_a_service_that_cannot_begin_is_not_in_the_line(reason: str, update: str, stands: State) -> None:
