@@ -182,7 +182,8 @@ def _of_container(container: Container, place: str) -> tuple[int, Cause]:
         return 3, Cause(_OUT_OF_MEMORY, place, "it was killed for using more memory than its limit", _last(container))
     if not container.ended:
         return 4, Cause("ContainerCrashes", place, "it ends again and again")
-    return 4, Cause("ContainerCrashes", place, f"it ended with status {container.exit_code}", _last(container))
+    why = ": ".join(filter(None, (f"status {container.exit_code}", _last(container))))
+    return 4, Cause("ContainerCrashes", place, "it ended", why)
 
 
 def _last(container: Container) -> str:

@@ -85,6 +85,6 @@ def test_a_gate_that_could_not_ask_is_tried_again(complete_lab: Lab, admin: Admi
     tried = gate(admin, namespace, SIDE_NOT_REACHED)
     sys.stdout.write(f"not asked: {tried}\n")
     assert (tried.pods, tried.reason, tried.verdict) == (3, "BackoffLimitExceeded", "not_compared")
-    assert "container verify: it ended with status 1" in tried.why
+    assert "container verify: it ended: status 1" in tried.why
     assert tried.failed_s > 2 * WAITS_S, "it waits before each try"
     assert tried.failed_s - tried.known_s < 1.0, "an answer that nobody got is no verdict"

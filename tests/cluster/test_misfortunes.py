@@ -205,7 +205,7 @@ MISFORTUNES: Final = {
     "crashes": (
         alone("crashes", {"env": [{"name": "TANDEM_SIMULATED__BASE_S", "value": "slow"}]}),
         "ContainerCrashes",
-        ("Pod crashes-both-", ", container worker: it ended with status ", "base_s"),
+        ("Pod crashes-both-", ", container worker: it ended: status ", "base_s"),
     ),
     "no-quota": (
         alone("no-quota", {"resources": {"limits": {"example.com/part": "1"}}}),

@@ -391,7 +391,7 @@ def test_pods_without_a_node_are_told_of() -> None:
     [
         ("no-image", "ImageNotPulled", "image no-image cannot be pulled: failed to resolve reference"),
         ("no-secret", "ContainerNotStarted", 'CreateContainerConfigError: secret "hub-token" not found'),
-        ("crashes", "ContainerCrashes", "it ended with status 1: not_allowed: the hub answers 401 at 12:00:"),
+        ("crashes", "ContainerCrashes", "it ended: status 1: not_allowed: the hub answers 401 at 12:00:"),
         ("out-of-memory", "OOMKilled", "it was killed for using more memory than its limit"),
     ],
 )

@@ -60,7 +60,7 @@ def said(*pods: Pod, before: str = "", now: float = NOW) -> str:
         (waiting("CrashLoopBackOff", "back-off 5m0s"), "it ends again and again"),
         (
             {**waiting("CrashLoopBackOff"), "lastState": {"terminated": ended(2, message="a\nbad_setting: b.\n\n")}},
-            "it ended with status 2: bad_setting: b",
+            "it ended: status 2: bad_setting: b",
         ),
         (
             {"state": {"running": {}}, "lastState": {"terminated": ended(137, "OOMKilled")}},
@@ -111,6 +111,16 @@ def test_a_reason_stays_as_it_was_said_where_only_numbers_differ_or_it_is_left_o
     for again in ("401 from 10.0.0.2:443", ""):
         assert said(pod(**waiting("ErrImagePull", again)), before=first) == first
     assert "not found" in said(pod(**waiting("ErrImagePull", "not found")), before=first)
+
+
+def test_a_container_that_ends_with_one_status_and_then_another_is_no_news() -> None:
+    def ends(code: int) -> Pod:
+        return pod(**waiting("CrashLoopBackOff"), lastState={"terminated": ended(code, message="lost its peer")})
+
+    first = said(ends(1))
+    assert first == "Pod a, container worker: it ended: status 1: lost its peer"
+    assert news(pod_causes([ends(134)], first, NOW), first) == ()
+    assert said(ends(134), before=first) == first
 
 
 def test_causes_are_few_and_short_and_the_worst_is_first() -> None:
