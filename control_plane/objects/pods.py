@@ -42,6 +42,12 @@ _START_S: Final = 3600
 """Seconds that a worker may take to load its model before it is restarted."""
 _MARGIN_S: Final = 30
 """Seconds between the end of the drain and the kill."""
+_CONFINED: Final[Json] = {
+    "allowPrivilegeEscalation": False,
+    "readOnlyRootFilesystem": True,
+    "capabilities": {"drop": ["ALL"]},
+}
+"""The securityContext that lies under every container's; that they are not root is the pod's."""
 
 
 def pod_template(service: ModelService, pool: Pool, revision: str, installation: Installation) -> Json:
@@ -50,7 +56,8 @@ def pod_template(service: ModelService, pool: Pool, revision: str, installation:
     plain = _template(service, pool, revision, installation, volume, ())
     devices = network_devices(pool, merged(plain, pool.template))
     generated = _template(service, pool, revision, installation, volume, devices) if devices else plain
-    patched = with_requests(merged(generated, pool.template), CONTAINER, default_requests(service, pool))
+    patched = _confined(merged(generated, pool.template))
+    patched = with_requests(patched, CONTAINER, default_requests(service, pool))
     if volume.on_node:
         spec = patched["spec"]
         owning = _owning(pool, installation, _user(spec))
@@ -115,7 +122,6 @@ def _container(
     volume: ModelVolume,
     devices: tuple[str, ...],
 ) -> Json:
-    capabilities: Json = {"drop": ["ALL"], **({"add": ["IPC_LOCK"]} if devices else {})}
     ways = transports(pool, devices)
     container: Json = {
         "name": CONTAINER,
@@ -136,15 +142,22 @@ def _container(
         "startupProbe": _probe("/alive", period_s=10, failures=_START_S // 10),
         "livenessProbe": _probe("/alive", period_s=10, failures=6),
         "readinessProbe": _probe("/ready", period_s=2, failures=2),
-        "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "readOnlyRootFilesystem": True,
-            "capabilities": capabilities,
-        },
+        "securityContext": {"capabilities": {"add": ["IPC_LOCK"]}} if devices else {},
         "volumeMounts": _mounts(installation, volume),
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
     return {key: value for key, value in container.items() if value not in (None, [], {})}
+
+
+def _confined(template: Json) -> Json:
+    """The template whose containers, those that a pool adds, too, have what `_CONFINED` says unless they say more."""
+    spec = template["spec"]
+    lists = {
+        key: [{**each, "securityContext": merged(_CONFINED, each.get("securityContext") or {})} for each in spec[key]]
+        for key in ("initContainers", "containers")
+        if key in spec
+    }
+    return {**template, "spec": {**spec, **lists}}
 
 
 def _user(spec: Json) -> int:
@@ -193,11 +206,6 @@ def _fetching(service: ModelService, pool: Pool, installation: Installation, vol
         "resources": {"requests": {"cpu": "500m", "memory": "512Mi"}},
         "env": list(volume.environment),
         "envFrom": [] if credentials is None else [{"secretRef": {"name": credentials}}],
-        "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "readOnlyRootFilesystem": True,
-            "capabilities": {"drop": ["ALL"]},
-        },
         "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}, *volume.mounts],
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }

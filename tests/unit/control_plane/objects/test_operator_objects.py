@@ -284,6 +284,10 @@ def secured(**fields: Any) -> Json:
     return in_worker(securityContext=fields)
 
 
+ROOT: Json = {"securityContext": {"runAsUser": 0}}
+APPARMOR = "container.apparmor.security.beta.kubernetes.io/"
+
+
 def secret_of(name: str) -> Json:
     return {"name": "X", "valueFrom": {"secretKeyRef": {"name": name, "key": "k"}}}
 
@@ -322,7 +326,14 @@ def secret_of(name: str) -> Json:
         ),
         ({"spec": {"imagePullSecrets": [{"name": "x"}]}}, "spec.imagePullSecrets[0].name: x is not this service's"),
         (secured(privileged=True), "spec.containers[0].securityContext.privileged: a template can only say false"),
-        (secured(allowPrivilegeEscalation=None), "securityContext.allowPrivilegeEscalation: a template can only say"),
+        (secured(allowPrivilegeEscalation=None), "securityContext.allowPrivilegeEscalation: it cannot be taken away"),
+        (secured(allowPrivilegeEscalation=True), "securityContext.allowPrivilegeEscalation: true is not allowed"),
+        (secured(runAsUser=0), "containers[0].securityContext.runAsUser: 0 is not allowed; take it out, or have"),
+        (secured(readOnlyRootFilesystem=False), "securityContext.readOnlyRootFilesystem: false is not allowed"),
+        ({"spec": {"securityContext": {"runAsNonRoot": False}}}, "spec.securityContext.runAsNonRoot: false is not"),
+        ({"spec": {"initContainers": [{"name": "x", **ROOT}]}}, "initContainers[0].securityContext.runAsUser: 0 is"),
+        ({"spec": {"priorityClassName": "system-node-critical"}}, "priorityClassName: system-node-critical is for"),
+        ({"metadata": {"annotations": {f"{APPARMOR}worker": "unconfined"}}}, f"annotations.{APPARMOR}worker: a"),
         (secured(capabilities={"add": ["SYS_ADMIN"]}), "capabilities.add: SYS_ADMIN is not allowed; take it out, or"),
         (
             secured(capabilities={"drop": []}),
@@ -351,6 +362,7 @@ def test_a_template_takes_what_the_installation_allows_by_name() -> None:
         template_volumes=("nfs", "/mnt/weights"),
         template_capabilities=("SYS_ADMIN",),
         template_service_accounts=("reader",),
+        template_root=True,
     )
     patch: Json = {
         "metadata": {"annotations": {"k8s.v1.cni.cncf.io/networks": "fast"}},
@@ -369,6 +381,9 @@ def test_a_template_takes_what_the_installation_allows_by_name() -> None:
                     "securityContext": {
                         "runAsUser": 0,
                         "runAsNonRoot": False,
+                        "readOnlyRootFilesystem": False,
+                        "allowPrivilegeEscalation": True,
+                        "seLinuxOptions": {"type": "spc_t"},
                         "capabilities": {"add": ["SYS_ADMIN"]},
                     },
                 }
@@ -376,7 +391,24 @@ def test_a_template_takes_what_the_installation_allows_by_name() -> None:
         },
     }
     assert list(template_problems(with_template(patch, "hub"), allowing)) == []
-    assert len(list(template_problems(with_template(patch), INSTALLATION))) == 6
+    assert len(list(template_problems(with_template(patch), INSTALLATION))) == 10
+
+
+def test_containers_that_a_template_adds_are_confined_as_the_worker_is() -> None:
+    beside: Json = {"name": "beside", "image": "b", "securityContext": {"capabilities": {"add": ["SYS_NICE"]}}}
+    patch: Json = {"spec": {"initContainers": [{"name": "first", "image": "f"}], "containers": [beside]}}
+    service = with_template(patch)
+    assert list(template_problems(service, INSTALLATION)) == []
+    spec = pod_template(service, service.spec.pools[0], "abc", INSTALLATION)["spec"]
+    added = [*spec["initContainers"], *(each for each in spec["containers"] if each["name"] == "beside")]
+    assert [each["name"] for each in added] == ["first", "beside"]
+    for container, more in zip(added, ({}, {"add": ["SYS_NICE"]}), strict=True):
+        assert container["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"], **more},
+        }
+    assert (spec["securityContext"]["runAsNonRoot"], spec["securityContext"]["runAsUser"]) == (True, 10001)
 
 
 def test_credentials_of_a_model_are_not_tandems_own() -> None:

@@ -44,6 +44,9 @@
 - --template_volumes={{ join "," . }}
 {{- end }}
 - --template_capabilities={{ join "," $template.capabilities }}
+{{- if $template.root }}
+- --template_root
+{{- end }}
 {{- with $template.serviceAccounts }}
 - --template_service_accounts={{ join "," . }}
 {{- end }}
