@@ -29,6 +29,7 @@ from control_plane.objects.scheduling import (
     transports,
     with_requests,
 )
+from control_plane.objects.tier_volume import with_tier
 from control_plane.objects.worker_flags import worker_flags
 from tandem.kube.kinds import Json
 from tandem.spec.pool import Pool
@@ -57,7 +58,9 @@ def pod_template(service: ModelService, pool: Pool, revision: str, installation:
     devices = network_devices(pool, merged(plain, pool.template))
     generated = _template(service, pool, revision, installation, volume, devices) if devices else plain
     patched = _confined(merged(generated, pool.template))
-    patched = with_requests(patched, CONTAINER, default_requests(service, pool))
+    named = frozenset(each.get("name", "") for each in (pool.template.get("spec") or {}).get("volumes") or ())
+    patched, disk = with_tier(patched, service.spec.tiers, CONTAINER, named)
+    patched = with_requests(patched, CONTAINER, default_requests(service, pool, disk))
     if volume.on_node:
         spec = patched["spec"]
         owning = _owning(pool, installation, _user(spec))

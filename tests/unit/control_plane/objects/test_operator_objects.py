@@ -247,6 +247,42 @@ def test_what_a_pool_says_of_its_resources_is_not_overruled() -> None:
     assert gpus["requests"] == {"cpu": "5", "memory": "20Gi", "ephemeral-storage": "4Gi"}
 
 
+def pod_with_tier(directory: str, patch: Json) -> tuple[dict[str, Json], list[Json], str]:
+    """(volumes by name, mounts of the worker, its request of disk) with 160Gi of disk tier there."""
+    service = with_template(patch)
+    tiers = msgspec.structs.replace(service.spec.tiers, nvme="160Gi", nvme_dir=directory)
+    service = msgspec.structs.replace(service, spec=msgspec.structs.replace(service.spec, tiers=tiers))
+    pod = pod_template(service, service.spec.pools[0], "abc", INSTALLATION)
+    volumes = {each["name"]: each for each in pod["spec"]["volumes"]}
+    return volumes, worker(pod)["volumeMounts"], worker(pod)["resources"]["requests"]["ephemeral-storage"]
+
+
+def test_a_disk_tier_has_room_where_it_lies() -> None:
+    room = 160 + 10 + 1
+    for directory in ("/tmp/kv", "/tmp"):
+        volumes, mounts, disk = pod_with_tier(directory, {})
+        assert volumes["tmp"]["emptyDir"] == {"sizeLimit": f"{(16 + room) << 10}Mi"}
+        assert disk == f"{(1 + room) << 10}Mi"
+        assert [each["mountPath"] for each in mounts].count("/tmp") == 1
+    volumes, mounts, disk = pod_with_tier("/kv", {})
+    assert volumes["kv-tier"]["emptyDir"] == {"sizeLimit": f"{room << 10}Mi"}
+    assert {"name": "kv-tier", "mountPath": "/kv"} in mounts
+    assert volumes["tmp"]["emptyDir"] == {"sizeLimit": "16Gi"}
+    assert disk == f"{(1 + room) << 10}Mi"
+
+
+def test_a_disk_tier_on_a_volume_of_the_template_is_left_alone() -> None:
+    claim = {"name": "kv", "persistentVolumeClaim": {"claimName": "kv"}}
+    patch = in_worker(volumeMounts=[{"name": "kv", "mountPath": "/tmp/kv"}])
+    patch["spec"]["volumes"] = [claim]
+    larger: Json = {"spec": {"volumes": [{"name": "tmp", "emptyDir": {"sizeLimit": "1Ti"}}]}}
+    for asked, bound in ((patch, "16Gi"), (larger, "1Ti")):
+        volumes, _, disk = pod_with_tier("/tmp/kv", asked)
+        assert volumes["tmp"]["emptyDir"] == {"sizeLimit": bound}
+        assert "kv-tier" not in volumes
+        assert disk == "1Gi"
+
+
 def test_spare_workers_are_spread_over_nodes() -> None:
     prefill, decode = (template("70B, TP 4, P/D, autoscaled", index)["spec"] for index in range(2))
     assert "topologySpreadConstraints" not in prefill
