@@ -28,7 +28,7 @@ def with_tier(template: Json, tiers: TiersSpec, container: str, named: frozenset
     holder = _holder(spec, container, PurePosixPath(tiers.nvme_dir))
     if holder is None:
         return _with_volume(template, container, tiers.nvme_dir, room), room
-    volume = next((each for each in spec.get("volumes", ()) if each["name"] == holder), {})
+    volume: Json = next((each for each in spec.get("volumes", ()) if each["name"] == holder), {})
     bound = quantity(volume.get("emptyDir", {}).get("sizeLimit", ""))
     if holder in named or bound is None or "medium" in volume["emptyDir"]:
         return template, 0

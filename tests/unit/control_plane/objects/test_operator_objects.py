@@ -538,10 +538,48 @@ def test_a_directory_of_the_node_is_given_to_whoever_the_worker_runs_as() -> Non
     patch: Json = {"spec": {"securityContext": {"runAsUser": 0, "runAsNonRoot": False}}}
     for pool, user in ((service.spec.pools[0], 10001), (Pool("all", "unified", image="i", template=patch), 0)):
         first = pod_template(service, pool, "abc", installation)["spec"]["initContainers"][0]
-        assert first["command"] == ["chown", f"{user}:{user}", "/var/cache/tandem"]
+        assert first["command"][-2:] == [f"{user}:{user}", "/var/cache/tandem"]
         assert first["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["CHOWN"]}
         assert first["volumeMounts"] == [{"name": "cache", "mountPath": "/var/cache/tandem"}]
     assert "initContainers" not in template("smallest")["spec"], "an emptyDir is the pod's own"
+
+
+def test_a_pod_whose_worker_is_guaranteed_is_so_as_a_whole() -> None:
+    installation = replace(INSTALLATION, cache_host_path="/var/lib/models")
+    containers = of_model(installation, source="s3://bucket/llama")["initContainers"]
+    assert [each["name"] for each in containers] == ["cache-owner", "fetch"]
+    for each in containers:
+        asked = each["resources"]
+        assert {"cpu", "memory"} <= asked["limits"].keys()
+        assert asked["limits"] == asked["requests"]
+
+
+def test_a_pool_may_ask_for_more_to_fetch_with() -> None:
+    service = with_template(
+        {"spec": {"initContainers": [{"name": "fetch", "resources": {"requests": {"cpu": "9"}}}]}}
+    )
+    model = msgspec.structs.replace(service.spec.model, source="s3://bucket/llama")
+    service = msgspec.structs.replace(service, spec=msgspec.structs.replace(service.spec, model=model))
+    (fetch,) = pod_template(service, service.spec.pools[0], "abc", INSTALLATION)["spec"]["initContainers"]
+    assert fetch["resources"] == {part: {"cpu": "9", "memory": "1Gi"} for part in ("requests", "limits")}
+
+
+@pytest.mark.parametrize(("owner", "changed"), [(os.getuid(), False), (os.getuid() + 1, True)])
+def test_a_directory_that_is_the_workers_already_is_left_alone(tmp_path: Path, owner: int, changed: bool) -> None:
+    """As where root may change nothing: on NFS that squashes it."""
+    cache, programs, called = tmp_path / "cache", tmp_path / "bin", tmp_path / "called"
+    cache.mkdir()
+    programs.mkdir()
+    (programs / "chown").write_text(f'#!/bin/sh\necho "$@" > {called}\nexit 1\n')
+    (programs / "chown").chmod(0o755)
+    patch: Json = {"spec": {"securityContext": {"runAsUser": owner}}}
+    pool = Pool("all", "unified", image="i", template=patch)
+    installation = replace(INSTALLATION, cache_host_path=str(cache))
+    first = pod_template(read("smallest", installation), pool, "abc", installation)["spec"]["initContainers"][0]
+    environment = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}"}
+    done = subprocess.run([*first["command"][:-1], str(cache)], env=environment)
+    assert (done.returncode, called.exists()) == (int(changed), changed)
+    assert not changed or called.read_text() == f"{owner}:{owner} {cache}\n"
 
 
 _FETCH_AS = """
