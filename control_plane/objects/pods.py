@@ -29,6 +29,7 @@ from control_plane.objects.scheduling import (
     transports,
     with_requests,
 )
+from control_plane.objects.tier_volume import with_tier
 from control_plane.objects.worker_flags import worker_flags
 from tandem.kube.kinds import Json
 from tandem.spec.pool import Pool
@@ -42,6 +43,18 @@ _START_S: Final = 3600
 """Seconds that a worker may take to load its model before it is restarted."""
 _MARGIN_S: Final = 30
 """Seconds between the end of the drain and the kill."""
+_OWN: Final = '[ "$(stat -c %u "$1")" = "${0%:*}" ] || exec chown "$0" "$1"'
+"""Gives the directory $1 to the owner $0, `USER:GROUP`, unless it is that user's."""
+_FETCH: Final = "fetch"
+_FETCHING: Final = {"cpu": "500m", "memory": "1Gi"}
+_FETCHING_LARGE: Final = {"cpu": "2", "memory": "4Gi"}
+"""What fetching has, without and with accelerators: no more than the worker that follows asks for by default."""
+_CONFINED: Final[Json] = {
+    "allowPrivilegeEscalation": False,
+    "readOnlyRootFilesystem": True,
+    "capabilities": {"drop": ["ALL"]},
+}
+"""The securityContext that lies under every container's; that they are not root is the pod's."""
 
 
 def pod_template(service: ModelService, pool: Pool, revision: str, installation: Installation) -> Json:
@@ -50,7 +63,10 @@ def pod_template(service: ModelService, pool: Pool, revision: str, installation:
     plain = _template(service, pool, revision, installation, volume, ())
     devices = network_devices(pool, merged(plain, pool.template))
     generated = _template(service, pool, revision, installation, volume, devices) if devices else plain
-    patched = with_requests(merged(generated, pool.template), CONTAINER, default_requests(service, pool))
+    patched = _limited(_confined(merged(generated, pool.template)))
+    named = frozenset(each.get("name", "") for each in (pool.template.get("spec") or {}).get("volumes") or ())
+    patched, disk = with_tier(patched, service.spec.tiers, CONTAINER, named)
+    patched = with_requests(patched, CONTAINER, default_requests(service, pool, disk))
     if volume.on_node:
         spec = patched["spec"]
         owning = _owning(pool, installation, _user(spec))
@@ -115,7 +131,6 @@ def _container(
     volume: ModelVolume,
     devices: tuple[str, ...],
 ) -> Json:
-    capabilities: Json = {"drop": ["ALL"], **({"add": ["IPC_LOCK"]} if devices else {})}
     ways = transports(pool, devices)
     container: Json = {
         "name": CONTAINER,
@@ -136,15 +151,22 @@ def _container(
         "startupProbe": _probe("/alive", period_s=10, failures=_START_S // 10),
         "livenessProbe": _probe("/alive", period_s=10, failures=6),
         "readinessProbe": _probe("/ready", period_s=2, failures=2),
-        "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "readOnlyRootFilesystem": True,
-            "capabilities": capabilities,
-        },
+        "securityContext": {"capabilities": {"add": ["IPC_LOCK"]}} if devices else {},
         "volumeMounts": _mounts(installation, volume),
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
     return {key: value for key, value in container.items() if value not in (None, [], {})}
+
+
+def _confined(template: Json) -> Json:
+    """The template whose containers, those that a pool adds, too, have what `_CONFINED` says unless they say more."""
+    spec = template["spec"]
+    lists = {
+        key: [{**each, "securityContext": merged(_CONFINED, each.get("securityContext") or {})} for each in spec[key]]
+        for key in ("initContainers", "containers")
+        if key in spec
+    }
+    return {**template, "spec": {**spec, **lists}}
 
 
 def _user(spec: Json) -> int:
@@ -158,12 +180,13 @@ def _user(spec: Json) -> int:
 
 def _owning(pool: Pool, installation: Installation, user: int) -> Json:
     """Gives the node's cache to the workers' user: the kubelet makes such a directory for root, and `fsGroup` leaves
-    it alone. As root, since only root may; with no other right than that."""
+    it alone. As root, since only root may; with no other right than that. What is theirs already stays untouched: on
+    NFS that squashes root nobody else could give it."""
     container: Json = {
         "name": "cache-owner",
         "image": pool.image,
         "imagePullPolicy": installation.image_pull_policy,
-        "command": ["chown", f"{user}:{user}", CACHE],
+        "command": ["sh", "-c", _OWN, f"{user}:{user}", CACHE],
         "securityContext": {
             "runAsUser": 0,
             "runAsGroup": 0,
@@ -172,11 +195,24 @@ def _owning(pool: Pool, installation: Installation, user: int) -> Json:
             "readOnlyRootFilesystem": True,
             "capabilities": {"drop": ["ALL"], "add": ["CHOWN"]},
         },
-        "resources": {"requests": {"cpu": "10m", "memory": "16Mi"}, "limits": {"memory": "64Mi"}},
+        "resources": {part: {"cpu": "100m", "memory": "64Mi"} for part in ("requests", "limits")},
         "volumeMounts": [{"name": "cache", "mountPath": CACHE}],
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
     return {key: value for key, value in container.items() if value is not None}
+
+
+def _limited(template: Json) -> Json:
+    """The template whose fetching container has limits that are its requests, unless a pool says others: a pod is
+    Guaranteed only if all of its containers have such."""
+    spec = template["spec"]
+    containers = []
+    for each in spec.get("initContainers", ()):
+        asked = each.get("resources") or {}
+        limits = {**(asked.get("requests") or {}), **(asked.get("limits") or {})}
+        fetches = each["name"] == _FETCH and limits
+        containers.append({**each, "resources": {**asked, "limits": limits}} if fetches else each)
+    return {**template, "spec": {**spec, "initContainers": containers}} if containers else template
 
 
 def _fetching(service: ModelService, pool: Pool, installation: Installation, volume: ModelVolume) -> list[Json]:
@@ -185,19 +221,14 @@ def _fetching(service: ModelService, pool: Pool, installation: Installation, vol
         return []
     credentials = service.spec.model.credentials_secret
     container: Json = {
-        "name": "fetch",
+        "name": _FETCH,
         "image": pool.image,
         "imagePullPolicy": installation.image_pull_policy,
         "command": ["python", "-m", "tandem.apps.cli", "fetch"],
         "args": list(volume.fetch),
-        "resources": {"requests": {"cpu": "500m", "memory": "512Mi"}},
+        "resources": {"requests": _FETCHING if pool.accelerator is None else _FETCHING_LARGE},
         "env": list(volume.environment),
         "envFrom": [] if credentials is None else [{"secretRef": {"name": credentials}}],
-        "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "readOnlyRootFilesystem": True,
-            "capabilities": {"drop": ["ALL"]},
-        },
         "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}, *volume.mounts],
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }

@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from control_plane.objects.installation import Installation
 from control_plane.objects.names import SERVICE, selector
+from control_plane.objects.tier_volume import mebibytes
 from tandem.kube.kinds import Json
 from tandem.spec.engine import Parallelism
 from tandem.spec.pool import Network, Pool, engine_of
@@ -59,13 +60,15 @@ def resources(service: ModelService, pool: Pool) -> Json:
     return {**({"limits": limits} if limits else {}), **({"claims": claims} if claims else {})}
 
 
-def default_requests(service: ModelService, pool: Pool) -> dict[str, str]:
+def default_requests(service: ModelService, pool: Pool, tier_bytes: int = 0) -> dict[str, str]:
     """What one pod asks for where nobody says it: a beginning, so that nodes are not overbooked and quotas count it.
-    Weights pass through host memory on their way to an accelerator."""
+    Weights pass through host memory on their way to an accelerator. `tier_bytes` of disk are the tier's."""
     ranks = 0 if pool.accelerator is None else parallelism_of(service, pool).ranks // nodes_of(service, pool)
+    gibibytes = 4 if ranks else 1
+    disk = mebibytes((gibibytes << 30) + tier_bytes) if tier_bytes else f"{gibibytes}Gi"
     if not ranks:
-        return {"cpu": "500m", "memory": "1Gi", "ephemeral-storage": "1Gi"}
-    return {"cpu": str(1 + ranks), "memory": f"{4 + 4 * ranks}Gi", "ephemeral-storage": "4Gi"}
+        return {"cpu": "500m", "memory": "1Gi", "ephemeral-storage": disk}
+    return {"cpu": str(1 + ranks), "memory": f"{4 + 4 * ranks}Gi", "ephemeral-storage": disk}
 
 
 def with_requests(template: Json, name: str, requests: Mapping[str, str]) -> Json:

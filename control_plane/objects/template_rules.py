@@ -1,7 +1,7 @@
 """What the `template` of a pool may say: the author of a ModelService shapes its pods, and takes no rights by it.
 
 The API server cannot look into a template. An allow-list does: what it does not name is refused with its path and
-what to do. The installation allows Secrets, volumes, capabilities and service accounts by name. Pure.
+what to do. The installation allows Secrets, volumes, capabilities and service accounts by name, and root. Pure.
 """
 
 from collections.abc import Iterator, Mapping
@@ -31,15 +31,22 @@ _CONTAINER: Final = _names(
 )
 _SECURITY: Final = _names(
     "allowPrivilegeEscalation appArmorProfile capabilities fsGroup fsGroupChangePolicy privileged "
-    "readOnlyRootFilesystem runAsGroup runAsNonRoot runAsUser seccompProfile supplementalGroups "
+    "readOnlyRootFilesystem runAsGroup runAsNonRoot runAsUser seLinuxOptions seccompProfile supplementalGroups "
     "supplementalGroupsPolicy"
 )
 _VOLUMES: Final = _names("configMap downwardAPI emptyDir ephemeral image persistentVolumeClaim projected secret")
 _PROJECTED: Final = frozenset({"clusterTrustBundle", "configMap", "downwardAPI", "secret"})
-_FALSE: Final = frozenset(
-    {"automountServiceAccountToken", "hostIPC", "hostNetwork", "hostPID", "privileged", "allowPrivilegeEscalation"}
-)
+_FALSE: Final = frozenset({"automountServiceAccountToken", "hostIPC", "hostNetwork", "hostPID", "privileged"})
 """What may only be said to be off."""
+_ROOT: Final = {
+    "allowPrivilegeEscalation": True,
+    "readOnlyRootFilesystem": False,
+    "runAsNonRoot": False,
+    "runAsUser": 0,
+}
+"""What lifts the restrictions of a container."""
+_APPARMOR: Final = "container.apparmor.security.beta.kubernetes.io/"
+_OF_NODES: Final = "system-"
 _DIRECTIVE: Final = "$patch"
 _ALL: Final = "ALL"
 _AUTHORITY: Final = "tandem-ca"
@@ -75,15 +82,22 @@ class _Rules:
         self._pulls = {*self._secrets, *installation.image_pull_secrets}
         self._volumes = set(installation.template_volumes)
         self._capabilities = set(installation.template_capabilities)
+        self._root = installation.template_root
         account = installation.service_account
         self._accounts = {*installation.template_service_accounts, *(() if account is None else (account,))}
 
     def problems(self, path: str) -> Iterator[str]:
         yield from _unknown(self._template, _TEMPLATE, path)
-        yield from _unknown(_part(self._template, "metadata"), _METADATA, f"{path}.metadata")
+        metadata = _part(self._template, "metadata")
+        yield from _unknown(metadata, _METADATA, f"{path}.metadata")
+        for key, value in _part(metadata, "annotations").items():
+            if key.startswith(_APPARMOR) and value == "unconfined":
+                yield f"{path}.metadata.annotations.{key}: a profile of unconfined is refused; take it out"
         spec, path = _part(self._template, "spec"), f"{path}.spec"
         yield from _unknown(spec, _SPEC, path)
         yield from _rights(spec, path)
+        if str(spec.get("priorityClassName")).startswith(_OF_NODES):
+            yield f"{path}.priorityClassName: {spec['priorityClassName']} is for what nodes need; name another class"
         account = spec.get("serviceAccountName")
         if account is not None and account not in self._accounts:
             yield (
@@ -120,6 +134,13 @@ class _Rules:
         yield from _unknown(context, _SECURITY, path)
         yield from _rights(context, path)
         yield from (f"{path}.{key}: it cannot be taken away" for key in sorted(context) if context[key] is None)
+        if not self._root:
+            for key in sorted(context.keys() & _ROOT.keys()):
+                if context[key] == _ROOT[key]:
+                    yield (
+                        f"{path}.{key}: {str(context[key]).lower()} is not allowed; take it out, or have "
+                        "workers.template.root set in the chart's values"
+                    )
         for key in ("seccompProfile", "appArmorProfile"):
             if _part(context, key).get("type") == "Unconfined":
                 yield f"{path}.{key}: a profile of Unconfined is refused; RuntimeDefault and Localhost are allowed"

@@ -1,7 +1,7 @@
 """Conditions of services and pools as figures that alerts are made from. Pure.
 
-Whether a service is ready is told of every service. Everything else is told only while it holds, so that a healthy
-fleet has one figure for each service.
+Whether it is ready and available is told of every service. Everything else is told only while it holds, so that a
+healthy fleet has two figures for each service.
 """
 
 from collections.abc import Iterable, Iterator
@@ -37,6 +37,9 @@ def _of_service(obj: Json) -> Iterator[tuple[str, float]]:
     conditions = dict(_conditions(obj))
     ready, stalled = conditions.get("Ready", {}), conditions.get("Stalled", {})
     yield "Ready", float(ready.get("status") == "True")
+    if (available := conditions.get("Available")) is not None:
+        # A service that sleeps is there for the first request.
+        yield "Available", float(available.get("status") == "True" or available.get("reason") == "ScaledToZero")
     if stalled.get("status") == "True":
         yield "Stalled", 1.0
         if stalled.get("reason") in _ROLLED_BACK:

@@ -173,7 +173,7 @@ _METRICS: Final = (
     Metric(
         "tandem_operator_condition",
         "gauge",
-        "Conditions of ModelServices and, by pool, of EnginePools: Ready of each, others while they hold.",
+        "Conditions of ModelServices and, by pool, EnginePools: Ready and Available of each, others while they hold.",
         ("service", "pool", "condition"),
     ),
     Metric("tandem_operator_reconciles_total", "counter", "Looks at a ModelService, by their end.", ("outcome",)),

@@ -48,6 +48,7 @@ EVERYTHING: Final[Json] = {
             "volumes": ["nfs", "/mnt/weights"],
             "capabilities": [],
             "serviceAccounts": ["reader"],
+            "root": True,
         },
     },
     "router": {

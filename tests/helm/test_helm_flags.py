@@ -23,7 +23,7 @@ from tandem.process.settings import load_settings
 from tandem.process.tls_settings import TlsSettings
 from tandem.spec.reading import read_service
 from tandem.spec.service import API_VERSION, KIND, Metadata
-from tests.helm.charts import EVERYTHING, NAMESPACE, VARIANTS, Json, of_kind, rendered, selects
+from tests.helm.charts import EVERYTHING, NAMESPACE, VARIANTS, Json, of_kind, render, rendered, selects
 
 RENDERED: Final = rendered()
 _POD: Final = {"POD_NAME": "pod-0", "POD_NAMESPACE": NAMESPACE, "POD_IP": "192.0.2.7"}
@@ -42,7 +42,11 @@ def command_of(objects: list[Json], kind: str, name: str) -> tuple[list[str], li
 
 
 def operator(variant: str) -> OperatorSettings:
-    command, arguments, environment = command_of(RENDERED[variant], "Deployment", "tandem-operator")
+    return operator_of(RENDERED[variant])
+
+
+def operator_of(objects: list[Json]) -> OperatorSettings:
+    command, arguments, environment = command_of(objects, "Deployment", "tandem-operator")
     assert command == ["python", "-m", "control_plane"]
     return load_settings(OperatorSettings, operator_flags(arguments), environment)
 
@@ -112,10 +116,34 @@ def test_workers_get_what_the_chart_has() -> None:
     assert full.cache_size == "300Gi"
     assert (full.template_secrets, full.template_volumes) == (("tokens",), ("nfs", "/mnt/weights"))
     assert (full.template_capabilities, full.template_service_accounts) == ((), ("reader",))
+    assert (plain.template_root, full.template_root) == (False, True)
     assert operator("no TLS").installation.tls_secret is None
     assert not operator("no TLS").installation.scaler_secure
     assert operator("Secrets of others").installation.tls_secret == "certificates"
     assert operator("Secrets of others").installation.key_secret == "key"
+
+
+NEW_VALUES: Final[tuple[Json, ...]] = (
+    {"operator": {"rollout": None}, "workers": {"template": None, "cacheSize": None}, "gitops": None},
+    {
+        "operator": {"rollout": {"maxConcurrent": None}},
+        "workers": {
+            "template": dict.fromkeys(("secrets", "volumes", "capabilities", "serviceAccounts", "root")),
+        },
+    },
+)
+
+
+@pytest.mark.parametrize("without", NEW_VALUES, ids=("parts", "values"))
+def test_values_of_the_version_before_do_as_they_are(without: Json) -> None:
+    """As `helm upgrade --reuse-values` has them: without those that are new, and without their defaults."""
+    assert operator_of(render(without)) == operator("defaults")
+
+
+def test_no_bound_on_rollouts_and_no_capabilities_are_not_taken_for_nothing_said() -> None:
+    said = {"operator": {"rollout": {"maxConcurrent": 0}}, "workers": {"template": {"capabilities": []}}}
+    told = operator_of(render(said)).installation
+    assert (told.rollouts_at_once, told.template_capabilities) == (0, ())
 
 
 def test_the_scaler_and_the_routers_are_where_the_operator_says() -> None:

@@ -81,6 +81,15 @@ def test_alerts_say_what_is_wrong_and_what_to_do() -> None:
         assert said <= asked, "a label that is summed away is empty"
 
 
+def test_only_what_does_not_serve_pages() -> None:
+    found = {rule["alert"]: rule for rule in RULES}
+    down, unready = found["TandemModelServiceIsNotAvailable"], found["TandemModelServiceIsNotReady"]
+    assert (down["labels"]["severity"], down["for"]) == ("critical", "15m")
+    assert 'condition="Available"}) == 0' in down["expr"]
+    # Rollouts and more replicas.
+    assert (unready["labels"]["severity"], unready["for"]) == ("warning", "1h")
+
+
 def test_panels_have_ids_and_places_of_their_own() -> None:
     panels = DASHBOARD["panels"]
     assert len({panel["id"] for panel in panels}) == len(panels)

@@ -11,6 +11,7 @@ import pytest
 from tandem.kube import kinds
 from tandem.kube.kinds import Kind
 from tests.helm.charts import NAMESPACE, Json, containers, of_kind, rendered, selects, workloads
+from tools.chart_values import PAGE
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 RENDERED: Final = rendered()
@@ -115,6 +116,17 @@ def test_leases_and_definitions_are_named_one_by_one() -> None:
     assert not allowed(home, kinds.LEASE, "update", name="kube-scheduler")
     assert allowed(home, kinds.CUSTOM_RESOURCE, "get", name="modelservices.tandem.dev")
     assert not allowed(home, kinds.CUSTOM_RESOURCE, "get", name="certificates.cert-manager.io")
+
+
+def test_the_documentation_says_what_the_operators_clusterrole_is_for() -> None:
+    (role,) = of_kind(RENDERED["defaults"], "ClusterRole", f"tandem-operator-{NAMESPACE}")
+    names = {name for rule in role["rules"] for name in rule["resourceNames"]}
+    page = PAGE.read_text("utf-8")
+    sentence = page[page.index("a ClusterRole only to read") :].partition("It never reads")[0]
+    assert "three" in sentence
+    assert len(names) == 3
+    assert {name for name in names if not name.endswith(".tandem.dev")} == {"scaledobjects.keda.sh"}
+    assert "`scaledobjects.keda.sh`" in sentence
 
 
 def test_the_control_plane_touches_what_it_has_rights_to() -> None:

@@ -126,7 +126,8 @@ def memlock(case: Case) -> Finding:
     )
     advice = (
         "LimitMEMLOCK=infinity for the container runtime of the nodes (`ulimit -l` in a pod shows it), or runAsUser: "
-        "0, runAsNonRoot: false and IPC_LOCK in the pool's template; a worker that cannot register says so"
+        "0, runAsNonRoot: false and IPC_LOCK in the pool's template where workers.template.root allows it; a "
+        "worker that cannot register says so"
     )
     return unchecked(check, case.name, said, advice)
 

@@ -247,6 +247,42 @@ def test_what_a_pool_says_of_its_resources_is_not_overruled() -> None:
     assert gpus["requests"] == {"cpu": "5", "memory": "20Gi", "ephemeral-storage": "4Gi"}
 
 
+def pod_with_tier(directory: str, patch: Json) -> tuple[dict[str, Json], list[Json], str]:
+    """(volumes by name, mounts of the worker, its request of disk) with 160Gi of disk tier there."""
+    service = with_template(patch)
+    tiers = msgspec.structs.replace(service.spec.tiers, nvme="160Gi", nvme_dir=directory)
+    service = msgspec.structs.replace(service, spec=msgspec.structs.replace(service.spec, tiers=tiers))
+    pod = pod_template(service, service.spec.pools[0], "abc", INSTALLATION)
+    volumes = {each["name"]: each for each in pod["spec"]["volumes"]}
+    return volumes, worker(pod)["volumeMounts"], worker(pod)["resources"]["requests"]["ephemeral-storage"]
+
+
+def test_a_disk_tier_has_room_where_it_lies() -> None:
+    room = 160 + 10 + 1
+    for directory in ("/tmp/kv", "/tmp"):
+        volumes, mounts, disk = pod_with_tier(directory, {})
+        assert volumes["tmp"]["emptyDir"] == {"sizeLimit": f"{(16 + room) << 10}Mi"}
+        assert disk == f"{(1 + room) << 10}Mi"
+        assert [each["mountPath"] for each in mounts].count("/tmp") == 1
+    volumes, mounts, disk = pod_with_tier("/kv", {})
+    assert volumes["kv-tier"]["emptyDir"] == {"sizeLimit": f"{room << 10}Mi"}
+    assert {"name": "kv-tier", "mountPath": "/kv"} in mounts
+    assert volumes["tmp"]["emptyDir"] == {"sizeLimit": "16Gi"}
+    assert disk == f"{(1 + room) << 10}Mi"
+
+
+def test_a_disk_tier_on_a_volume_of_the_template_is_left_alone() -> None:
+    claim = {"name": "kv", "persistentVolumeClaim": {"claimName": "kv"}}
+    patch = in_worker(volumeMounts=[{"name": "kv", "mountPath": "/tmp/kv"}])
+    patch["spec"]["volumes"] = [claim]
+    larger: Json = {"spec": {"volumes": [{"name": "tmp", "emptyDir": {"sizeLimit": "1Ti"}}]}}
+    for asked, bound in ((patch, "16Gi"), (larger, "1Ti")):
+        volumes, _, disk = pod_with_tier("/tmp/kv", asked)
+        assert volumes["tmp"]["emptyDir"] == {"sizeLimit": bound}
+        assert "kv-tier" not in volumes
+        assert disk == "1Gi"
+
+
 def test_spare_workers_are_spread_over_nodes() -> None:
     prefill, decode = (template("70B, TP 4, P/D, autoscaled", index)["spec"] for index in range(2))
     assert "topologySpreadConstraints" not in prefill
@@ -282,6 +318,10 @@ def in_worker(**fields: Any) -> Json:
 
 def secured(**fields: Any) -> Json:
     return in_worker(securityContext=fields)
+
+
+ROOT: Json = {"securityContext": {"runAsUser": 0}}
+APPARMOR = "container.apparmor.security.beta.kubernetes.io/"
 
 
 def secret_of(name: str) -> Json:
@@ -322,7 +362,14 @@ def secret_of(name: str) -> Json:
         ),
         ({"spec": {"imagePullSecrets": [{"name": "x"}]}}, "spec.imagePullSecrets[0].name: x is not this service's"),
         (secured(privileged=True), "spec.containers[0].securityContext.privileged: a template can only say false"),
-        (secured(allowPrivilegeEscalation=None), "securityContext.allowPrivilegeEscalation: a template can only say"),
+        (secured(allowPrivilegeEscalation=None), "securityContext.allowPrivilegeEscalation: it cannot be taken away"),
+        (secured(allowPrivilegeEscalation=True), "securityContext.allowPrivilegeEscalation: true is not allowed"),
+        (secured(runAsUser=0), "containers[0].securityContext.runAsUser: 0 is not allowed; take it out, or have"),
+        (secured(readOnlyRootFilesystem=False), "securityContext.readOnlyRootFilesystem: false is not allowed"),
+        ({"spec": {"securityContext": {"runAsNonRoot": False}}}, "spec.securityContext.runAsNonRoot: false is not"),
+        ({"spec": {"initContainers": [{"name": "x", **ROOT}]}}, "initContainers[0].securityContext.runAsUser: 0 is"),
+        ({"spec": {"priorityClassName": "system-node-critical"}}, "priorityClassName: system-node-critical is for"),
+        ({"metadata": {"annotations": {f"{APPARMOR}worker": "unconfined"}}}, f"annotations.{APPARMOR}worker: a"),
         (secured(capabilities={"add": ["SYS_ADMIN"]}), "capabilities.add: SYS_ADMIN is not allowed; take it out, or"),
         (
             secured(capabilities={"drop": []}),
@@ -351,6 +398,7 @@ def test_a_template_takes_what_the_installation_allows_by_name() -> None:
         template_volumes=("nfs", "/mnt/weights"),
         template_capabilities=("SYS_ADMIN",),
         template_service_accounts=("reader",),
+        template_root=True,
     )
     patch: Json = {
         "metadata": {"annotations": {"k8s.v1.cni.cncf.io/networks": "fast"}},
@@ -369,6 +417,9 @@ def test_a_template_takes_what_the_installation_allows_by_name() -> None:
                     "securityContext": {
                         "runAsUser": 0,
                         "runAsNonRoot": False,
+                        "readOnlyRootFilesystem": False,
+                        "allowPrivilegeEscalation": True,
+                        "seLinuxOptions": {"type": "spc_t"},
                         "capabilities": {"add": ["SYS_ADMIN"]},
                     },
                 }
@@ -376,7 +427,24 @@ def test_a_template_takes_what_the_installation_allows_by_name() -> None:
         },
     }
     assert list(template_problems(with_template(patch, "hub"), allowing)) == []
-    assert len(list(template_problems(with_template(patch), INSTALLATION))) == 6
+    assert len(list(template_problems(with_template(patch), INSTALLATION))) == 10
+
+
+def test_containers_that_a_template_adds_are_confined_as_the_worker_is() -> None:
+    beside: Json = {"name": "beside", "image": "b", "securityContext": {"capabilities": {"add": ["SYS_NICE"]}}}
+    patch: Json = {"spec": {"initContainers": [{"name": "first", "image": "f"}], "containers": [beside]}}
+    service = with_template(patch)
+    assert list(template_problems(service, INSTALLATION)) == []
+    spec = pod_template(service, service.spec.pools[0], "abc", INSTALLATION)["spec"]
+    added = [*spec["initContainers"], *(each for each in spec["containers"] if each["name"] == "beside")]
+    assert [each["name"] for each in added] == ["first", "beside"]
+    for container, more in zip(added, ({}, {"add": ["SYS_NICE"]}), strict=True):
+        assert container["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"], **more},
+        }
+    assert (spec["securityContext"]["runAsNonRoot"], spec["securityContext"]["runAsUser"]) == (True, 10001)
 
 
 def test_credentials_of_a_model_are_not_tandems_own() -> None:
@@ -470,10 +538,48 @@ def test_a_directory_of_the_node_is_given_to_whoever_the_worker_runs_as() -> Non
     patch: Json = {"spec": {"securityContext": {"runAsUser": 0, "runAsNonRoot": False}}}
     for pool, user in ((service.spec.pools[0], 10001), (Pool("all", "unified", image="i", template=patch), 0)):
         first = pod_template(service, pool, "abc", installation)["spec"]["initContainers"][0]
-        assert first["command"] == ["chown", f"{user}:{user}", "/var/cache/tandem"]
+        assert first["command"][-2:] == [f"{user}:{user}", "/var/cache/tandem"]
         assert first["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["CHOWN"]}
         assert first["volumeMounts"] == [{"name": "cache", "mountPath": "/var/cache/tandem"}]
     assert "initContainers" not in template("smallest")["spec"], "an emptyDir is the pod's own"
+
+
+def test_a_pod_whose_worker_is_guaranteed_is_so_as_a_whole() -> None:
+    installation = replace(INSTALLATION, cache_host_path="/var/lib/models")
+    containers = of_model(installation, source="s3://bucket/llama")["initContainers"]
+    assert [each["name"] for each in containers] == ["cache-owner", "fetch"]
+    for each in containers:
+        asked = each["resources"]
+        assert {"cpu", "memory"} <= asked["limits"].keys()
+        assert asked["limits"] == asked["requests"]
+
+
+def test_a_pool_may_ask_for_more_to_fetch_with() -> None:
+    service = with_template(
+        {"spec": {"initContainers": [{"name": "fetch", "resources": {"requests": {"cpu": "9"}}}]}}
+    )
+    model = msgspec.structs.replace(service.spec.model, source="s3://bucket/llama")
+    service = msgspec.structs.replace(service, spec=msgspec.structs.replace(service.spec, model=model))
+    (fetch,) = pod_template(service, service.spec.pools[0], "abc", INSTALLATION)["spec"]["initContainers"]
+    assert fetch["resources"] == {part: {"cpu": "9", "memory": "1Gi"} for part in ("requests", "limits")}
+
+
+@pytest.mark.parametrize(("owner", "changed"), [(os.getuid(), False), (os.getuid() + 1, True)])
+def test_a_directory_that_is_the_workers_already_is_left_alone(tmp_path: Path, owner: int, changed: bool) -> None:
+    """As where root may change nothing: on NFS that squashes it."""
+    cache, programs, called = tmp_path / "cache", tmp_path / "bin", tmp_path / "called"
+    cache.mkdir()
+    programs.mkdir()
+    (programs / "chown").write_text(f'#!/bin/sh\necho "$@" > {called}\nexit 1\n')
+    (programs / "chown").chmod(0o755)
+    patch: Json = {"spec": {"securityContext": {"runAsUser": owner}}}
+    pool = Pool("all", "unified", image="i", template=patch)
+    installation = replace(INSTALLATION, cache_host_path=str(cache))
+    first = pod_template(read("smallest", installation), pool, "abc", installation)["spec"]["initContainers"][0]
+    environment = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}"}
+    done = subprocess.run([*first["command"][:-1], str(cache)], env=environment)
+    assert (done.returncode, called.exists()) == (int(changed), changed)
+    assert not changed or called.read_text() == f"{owner}:{owner} {cache}\n"
 
 
 _FETCH_AS = """

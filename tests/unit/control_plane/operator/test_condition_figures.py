@@ -1,4 +1,4 @@
-"""Conditions as figures for alerts: all services' readiness, anything else only while it holds."""
+"""Conditions as figures for alerts: whether services are ready and available, anything else only while it holds."""
 
 from control_plane.operator.condition_figures import SERVICES_MAX, condition_figures
 from tandem.kube.kinds import Json
@@ -18,13 +18,26 @@ def pool(name: str, pool: str, *conditions: Json) -> Json:
     return {"metadata": metadata, "status": {"conditions": list(conditions)}}
 
 
-def test_a_healthy_service_has_one_figure() -> None:
-    healthy = service("a", condition("Ready", True), condition("Stalled", False))
+def test_a_healthy_service_has_two_figures() -> None:
+    healthy = service("a", condition("Ready", True), condition("Available", True), condition("Stalled", False))
     pools = [pool("a", "decode", condition("DoesNotFit", False)), pool("gone", "x", condition("DoesNotFit", True))]
-    assert condition_figures([healthy], pools) == {("llm/a", "", "Ready"): 1.0}
+    assert condition_figures([healthy], pools) == {
+        ("llm/a", "", "Ready"): 1.0,
+        ("llm/a", "", "Available"): 1.0,
+    }
     assert condition_figures([{"metadata": {"name": "new", "namespace": "llm"}}], []) == {
         ("llm/new", "", "Ready"): 0.0
     }
+
+
+def test_what_serves_or_sleeps_is_available_though_it_is_not_ready() -> None:
+    services = [
+        service("old", condition("Ready", False), condition("Available", True)),
+        service("zero", condition("Ready", False), condition("Available", False, "ScaledToZero")),
+        service("down", condition("Ready", False), condition("Available", False, "NoRoutableRevision")),
+    ]
+    found = condition_figures(services, [])
+    assert [found[f"llm/{name}", "", "Available"] for name in ("old", "zero", "down")] == [1.0, 1.0, 0.0]
 
 
 def test_what_is_wrong_is_told_by_service_and_pool() -> None:

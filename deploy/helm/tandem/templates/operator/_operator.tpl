@@ -29,25 +29,32 @@
 {{- with .Values.telemetry.otlpEndpoint }}
 - --installation.otlp_endpoint={{ . }}
 {{- end }}
-- --rollouts_at_once={{ .Values.operator.rollout.maxConcurrent }}
+{{- /* `helm upgrade --reuse-values` brings the values of the version before, without the defaults of new ones. */}}
+{{- $atOnce := (.Values.operator.rollout | default dict).maxConcurrent }}
+- --rollouts_at_once={{ kindIs "invalid" $atOnce | ternary 4 $atOnce }}
 {{- with .Values.workers.serviceAccountName }}
 - --service_account={{ . }}
 {{- end }}
 {{- with .Values.workers.acceleratorLabel }}
 - --accelerator_label={{ . }}
 {{- end }}
-{{- $template := .Values.workers.template }}
+{{- $template := .Values.workers.template | default dict }}
 {{- with $template.secrets }}
 - --template_secrets={{ join "," . }}
 {{- end }}
 {{- with $template.volumes }}
 - --template_volumes={{ join "," . }}
 {{- end }}
+{{- if not (kindIs "invalid" $template.capabilities) }}
 - --template_capabilities={{ join "," $template.capabilities }}
+{{- end }}
+{{- if $template.root }}
+- --template_root
+{{- end }}
 {{- with $template.serviceAccounts }}
 - --template_service_accounts={{ join "," . }}
 {{- end }}
-- --cache_size={{ .Values.workers.cacheSize }}
+- --cache_size={{ .Values.workers.cacheSize | default "1Ti" }}
 {{- with .Values.workers.cacheHostPath }}
 - --cache_host_path={{ . }}
 {{- end }}
