@@ -1,4 +1,5 @@
-"""`Serving` on a Ray cluster. This module alone calls what is private or not yet stable in Ray 2.60."""
+"""`Serving` on a Ray cluster. This module and `serve_client` alone call what is private or not yet
+stable in Ray 2.60."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -7,11 +8,8 @@ from functools import partial
 from typing import Any, Final, TypeVar
 
 import msgspec
-import ray
 from ray import serve
 from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get, _internal_kv_list, _internal_kv_put
-from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
-from ray.serve.context import _disconnect, _get_global_client
 from ray.serve.exceptions import RayServeException
 
 from tandem.apps.ray import cluster
@@ -21,6 +19,7 @@ from tandem.apps.ray.hub_store import STATE
 from tandem.apps.ray.options import RaySettings
 from tandem.apps.ray.policy import WANTED_KEY, encode_table
 from tandem.apps.ray.router_replica import RouterPlan
+from tandem.apps.ray.serve_client import serve_client
 from tandem.apps.ray.serving import (
     ROUTER,
     ROUTERS,
@@ -182,22 +181,9 @@ def mark_routers(application: str, plan: bytes) -> None:
     _internal_kv_put(_MARKED + application, plan)
 
 
-def _client() -> Any:
-    """Serve's client; None where Serve does not run. Ray's own would go on asking a controller that was shut down."""
-    try:
-        controller = ray.get_actor(SERVE_CONTROLLER_NAME, namespace=SERVE_NAMESPACE)
-    except ValueError:
-        return None
-    client = _get_global_client()
-    if client._controller._actor_id != controller._actor_id:
-        _disconnect()
-        client = _get_global_client()
-    return client
-
-
 def _applications() -> Mapping[str, Any]:
     """Serve's own details of all applications, by name. Where Serve does not run there are none."""
-    client = _client()
+    client = serve_client()
     found: Mapping[str, Any] = {} if client is None else client.get_serve_details()["applications"]
     return found
 
@@ -254,7 +240,7 @@ def _deploy_routers(settings: RaySettings, count: int, router: RouterSpec) -> No
 
 
 def _deploy(app: RevisionApp, vllm_python: str | None) -> None:
-    if _client() is None:
+    if serve_client() is None:
         raise TandemError("link_lost", "Ray Serve does not run on this cluster")
     if app.name in _applications():
         if app.name not in _deployed():
