@@ -1,9 +1,9 @@
-"""`Serving` on a Ray cluster. This module and `serve_client` alone call what is private or not yet
-stable in Ray 2.60."""
+"""`Serving` on a Ray cluster. This module and `serve_client` alone call what is private or unstable in Ray 2.60."""
 
 import asyncio
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -136,11 +136,13 @@ class RayStore:
         await self._kept.run(f"keep {key}", _ASK_S, lambda: _internal_kv_put(key, value))
 
     async def clear(self) -> None:
-        """Forget what the hub has kept, the table, and which applications were of routers; the epoch stays, so that
-        older hubs stay older."""
+        """Forget what the hub has kept, the table, and which applications were of routers, save those that are there:
+        the next command may have deployed routers already. The epoch stays, so that older hubs stay older."""
         for key in (STATE, WANTED_KEY):
             await self._kept.run(f"forget {key}", _ASK_S, partial(_internal_kv_del, key))
-        await self._kept.run("forget routers", _ASK_S, partial(_internal_kv_del, _MARKED, del_by_prefix=True))
+        # Serve may be on its way to its end; a mark without its application means nothing, and goes another time.
+        with suppress(TandemError):
+            await self._kept.run("forget routers", _ASK_S, _forget_ended_routers)
 
 
 class RayCluster:
@@ -218,6 +220,14 @@ def _not_ours() -> tuple[str, ...]:
     return tuple(name for name, app in found if name not in deployed and not routes(name, app, plans))
 
 
+def _forget_ended_routers() -> None:
+    marked = _internal_kv_list(_MARKED)
+    there = _applications()
+    for key in marked:
+        if key.decode().removeprefix(_MARKED) not in there:
+            _internal_kv_del(key)
+
+
 def _plans() -> dict[str, RouterPlan]:
     """The plans of routers by the names of their applications, some of which may have ended."""
     found = {}
@@ -237,6 +247,8 @@ def _deploy_routers(settings: RaySettings, count: int, router: RouterSpec) -> No
     target = serve.RunTarget(application, name=ROUTERS, route_prefix=settings.route_prefix if behind else None)
     mark_routers(ROUTERS, plan.encoded())
     serve.run_many([target], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
+    # A hub that has ended in between may have forgotten the mark.
+    mark_routers(ROUTERS, plan.encoded())
 
 
 def _deploy(app: RevisionApp, vllm_python: str | None) -> None:
