@@ -41,6 +41,8 @@ _EVENTS_S: Final = 10.0
 _MARGIN_S: Final = 5.0
 _ROUTERS: Final = 2
 _NO_KEY: Final = (401, 403)
+_OF_HUB: Final = ("url", "router_key", "vllm_python")
+"""Settings that a hub acts by for as long as it lives."""
 
 
 class RayPlatform:
@@ -114,8 +116,12 @@ class RayPlatform:
             self._agree(running)
         self.url = await self._ingress(nodes, running)
         key = self._settings.router_key if self._settings.api_keys is not None else ""
-        await self._cluster.make_hub(replace(self._settings, url=self.url, router_key=key))
-        self._agree_with_hub(await self._hub.call("settings", within_s=_START_S))
+        asked = replace(self._settings, url=self.url, router_key=key)
+        await self._cluster.make_hub(asked)
+        told = await self._hub.call("settings", within_s=_START_S)
+        if running is None and not self._wanted:
+            await self._end_other_hub(asked, told)
+        self._agree_with_hub(told)
         if self._started:
             await self._hub.call("started_serve", True)
         if running is None:
@@ -192,6 +198,22 @@ class RayPlatform:
         if "vllm_python" in self._settings.given:
             _disagree("vllm_python", asked, f"the hub that runs starts vLLM workers {words}")
         self._say_once(f"the hub runs already: it starts vLLM workers {words}")
+
+    async def _end_other_hub(self, asked: RaySettings, told: RaySettings) -> None:
+        """Have a hub of an earlier command end that was told other things than this one would be. Nobody uses it
+        where it has neither routers nor a service. Raises `link_lost` where it ends: the next one is to be made; and
+        `bad_setting` where services need it."""
+        different = [name for name in _OF_HUB if getattr(asked, name) != getattr(told, name)]
+        if not different:
+            return
+        what = f"the hub that runs was made with another {' and '.join(different)}"
+        # The next hub has to know what this one knows.
+        self._started |= await self._hub.call("started_serve")
+        if await self._hub.call("end"):
+            raise TandemError("link_lost", f"{what}, and ends, as nothing needs it")
+        raise TandemError(
+            "bad_setting", f"{what}, and has services: end all of them first, or start as it was started"
+        )
 
     async def want(self, service: ModelService) -> str:
         """The service is to be so from now on; gives its revision. Raises `bad_setting`."""

@@ -184,7 +184,7 @@ def test_routers_on_ports_of_their_own_are_reached_there() -> None:
 
 def test_a_hub_that_is_on_its_way_to_its_end_is_made_again() -> None:
     async def tell(stage: Stage) -> None:
-        stage.shared.told, stage.shared.ending = RaySettings(), True
+        stage.shared.told, stage.shared.ending = RaySettings(url=URL), True
         platform = stage.platform()
         await platform.start()
         assert stage.said == ["trying again: the hub is on its way to its end", AS_THEY_ARE]
@@ -196,6 +196,35 @@ def test_a_hub_that_is_on_its_way_to_its_end_is_made_again() -> None:
 
 
 AS_THEY_ARE = "routers run already (application tandem), behind Serve's ingress at /: they are used as they are"
+
+
+@pytest.mark.parametrize("other", [{"url": "http://10.0.0.1:9"}, {"router_key": "old"}, {"vllm_python": "/old"}])
+def test_a_hub_that_was_told_other_things_and_has_nothing_is_made_again(other: dict[str, str]) -> None:
+    async def tell(stage: Stage) -> None:
+        stage.shared.told = RaySettings(**{"url": URL, **other})
+        await stage.world.ask(lambda hub: hub.started_serve(True))
+        await stage.platform().start()
+        assert stage.shared.told == RaySettings(url=URL)
+        (name,) = other
+        assert stage.said == [
+            f"trying again: the hub that runs was made with another {name}, and ends, as nothing needs it"
+        ]
+        assert stage.shared.done == ["start Serve", "end the hub", "make the hub", "deploy 2 routers"]
+        assert await stage.world.ask(lambda hub: hub.started_serve())
+
+    story(tell)
+
+
+def test_a_hub_that_was_told_other_things_and_has_services_is_not_used_without_routers() -> None:
+    async def tell(stage: Stage) -> None:
+        stage.shared.told = RaySettings(url="http://10.0.0.1:9")
+        await stage.world.ask(lambda hub: hub.want(service("other")))
+        platform = stage.platform()
+        message = await refused(platform.start())
+        assert message.startswith("the hub that runs was made with another url, and has services: end all of them")
+        assert not platform.wanted
+
+    story(tell)
 
 
 def test_a_hub_that_does_not_come_is_not_waited_for_for_ever() -> None:
