@@ -2,7 +2,7 @@
 
 import asyncio
 import shlex
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from dataclasses import replace
 from typing import Final, NoReturn
@@ -70,6 +70,11 @@ class RayPlatform:
         self._found = False
         self._wanted = False
         self._started = False
+        """Whether Serve was started for Tandem."""
+        self._deployed = False
+        """Whether this command has deployed routers."""
+        self._making: asyncio.Task[None] | None = None
+        """What Ray was asked to make last: it goes on although the command is broken off."""
         self._events = 0
         self._nodes: ClusterNodes | None = None
 
@@ -109,8 +114,7 @@ class RayPlatform:
     async def _begin(self) -> None:
         self._nodes = nodes = await self._cluster.nodes()
         router = self.service.spec.router
-        started = await self._cluster.start_serve(self._settings, nodes, router.port)
-        self._started |= started
+        await self._make(self._start_serve(nodes))
         running = await self._routers()
         if running is not None:
             self._agree(running)
@@ -126,11 +130,22 @@ class RayPlatform:
             await self._hub.call("started_serve", True)
         if running is None:
             count = self._settings.routers or min(_ROUTERS, nodes.count)
-            await self._cluster.deploy_routers(self._settings, count, router)
+            await self._make(self._deploy_routers(count))
         self._events, _ = await self._hub.call("events", 0, 0.0)
         if not self._wanted:
             self._found = await self._object() is not None
         await self.want(self.service)
+
+    async def _make(self, work: Coroutine[None, None, None]) -> None:
+        self._making = asyncio.create_task(work, name="make")
+        await asyncio.shield(self._making)
+
+    async def _start_serve(self, nodes: ClusterNodes) -> None:
+        self._started |= await self._cluster.start_serve(self._settings, nodes, self.service.spec.router.port)
+
+    async def _deploy_routers(self, count: int) -> None:
+        self._deployed = True
+        await self._cluster.deploy_routers(self._settings, count, self.service.spec.router)
 
     def _say_once(self, sentence: str) -> None:
         if sentence not in self._said:
@@ -321,13 +336,29 @@ class RayPlatform:
             return
         await self.end_shared()
 
+    async def abandon(self) -> None:
+        """Take away what a start has made for all services that has not come to wanting its own, where there is no
+        other. Raises what the hub raises where that cannot be."""
+        if self._making is not None:
+            with suppress(TandemError):
+                await self._making
+        if not (self._started or self._deployed):
+            return
+        # By it others know that this goes on, and it says what they have made.
+        await self._cluster.make_hub(replace(self._settings, url=self.url))
+        if self._started:
+            await self._hub.call("started_serve", True)
+        if not await self._hub.call("services"):
+            await self.end_shared()
+
     async def hurry(self, within_s: float) -> None:
-        """Have the service go without waiting for its streams, and with the last one the routers and the hub, as far
+        """Have the service, where it was wanted, go without waiting for its streams, and with the last one the routers and the hub, as far
         as that can be asked for within `within_s` seconds. What drains then ends by itself; Serve stays."""
         with suppress(TimeoutError, TandemError):
             async with asyncio.timeout(within_s):
-                with suppress(TandemError):
-                    await self._hub.call("leave", self.name, 0.0, within_s=within_s / 2)
+                if self._wanted:
+                    with suppress(TandemError):
+                        await self._hub.call("leave", self.name, 0.0, within_s=within_s / 2)
                 if not await self._hub.call("services"):
                     await self._end_routers(wait=False)
 
