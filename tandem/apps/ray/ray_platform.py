@@ -194,7 +194,7 @@ class RayPlatform:
         checks = (
             ("ingress", settings.ingress, settings.ingress in ways, f"are {running.where}"),
             ("route_prefix", prefix, prefix == running.route_prefix, f"are {running.where}"),
-            ("routers", settings.routers, settings.routers == running.replicas, f"are {running.replicas}"),
+            ("routers", settings.routers, running.replicas in (None, settings.routers), f"are {running.replicas}"),
             ("api_keys", settings.api_keys, settings.api_keys == running.api_keys, _keys(running)),
         )
         for name, asked, agrees, runs in checks:

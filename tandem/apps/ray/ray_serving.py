@@ -277,7 +277,7 @@ def _router_app(name: str, app: Any, plan: RouterPlan | None) -> RouterApp:
         status=state.status,
         message="\n".join(each for each in said if each),
         route_prefix=app.get("route_prefix"),
-        replicas=app["deployments"][ROUTER]["target_num_replicas"] if ROUTER in app["deployments"] else 0,
+        replicas=app["deployments"][ROUTER]["target_num_replicas"] if ROUTER in app["deployments"] else None,
         port=0 if plan is None else plan.port,
         api_keys=None if plan is None else plan.api_keys,
     )

@@ -147,6 +147,15 @@ def test_options_that_agree_with_what_runs_are_taken() -> None:
     story(tell)
 
 
+def test_routers_that_are_just_being_made_agree_with_any_number() -> None:
+    async def tell(stage: Stage) -> None:
+        stage.shared.serve_port = 8000
+        stage.shared.runs(status="deploying", route_prefix="/")
+        await stage.platform(routers=3).start()
+
+    story(tell)
+
+
 def test_what_runs_is_used_where_nothing_else_was_given() -> None:
     async def tell(stage: Stage) -> None:
         stage.shared.serve_port, stage.shared.told = 18000, RaySettings(vllm_python="/v")

@@ -8,9 +8,9 @@ pytest.importorskip("ray.serve")
 
 from tandem.apps.ray import ray_serving
 from tandem.apps.ray.hub_store import EPOCH, STATE
-from tandem.apps.ray.ray_serving import RayStore, mark_routers
+from tandem.apps.ray.ray_serving import RayServing, RayStore, mark_routers
 from tandem.apps.ray.router_replica import RouterPlan
-from tandem.apps.ray.serving import ROUTERS
+from tandem.apps.ray.serving import ROUTER, ROUTERS
 from tandem.core.errors import TandemError
 
 PLAN = RouterPlan(api_keys="/k").encoded()
@@ -73,6 +73,19 @@ async def test_a_hub_that_ends_forgets_no_routers_that_the_next_command_has_depl
     kept.applications.clear()
     await RayStore().clear()
     assert set(kept.values) == {EPOCH}
+
+
+async def test_how_many_routers_there_are_to_be_is_not_known_while_they_are_being_made(
+    kept: Kept,
+) -> None:
+    mark_routers(ROUTERS, PLAN)
+    kept.applications[ROUTERS] = deploying()
+    (found,) = await RayServing().router_apps()
+    assert (found.replicas, found.api_keys) == (None, "/k")
+    deployment = {"target_num_replicas": 2, "replicas": [], "message": "", "deployment_config": {}}
+    kept.applications[ROUTERS] = {**deploying(), "deployments": {ROUTER: deployment}}
+    (found,) = await RayServing().router_apps()
+    assert found.replicas == 2
 
 
 async def test_a_hub_ends_although_serve_does_not_answer_any_more(kept: Kept) -> None:
