@@ -172,7 +172,7 @@ def _live(url: str, environment: Mapping[str, str]) -> list[PlatformEntry]:
     """All live platforms of this user behind a URL; at least one. Those at its very host come before others that a
     name of this machine means too. Raises as `find` does."""
     host, port = _address(url)
-    found, near = [], []
+    found, near = list[PlatformEntry](), list[PlatformEntry]()
     for directory in _candidates(environment):
         if _distrust(directory) is not None:
             continue

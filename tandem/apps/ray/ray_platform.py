@@ -113,7 +113,6 @@ class RayPlatform:
 
     async def _begin(self) -> None:
         self._nodes = nodes = await self._cluster.nodes()
-        router = self.service.spec.router
         await self._make(self._start_serve(nodes))
         running = await self._routers()
         if running is not None:
@@ -352,8 +351,9 @@ class RayPlatform:
             await self.end_shared()
 
     async def hurry(self, within_s: float) -> None:
-        """Have the service, where it was wanted, go without waiting for its streams, and with the last one the routers and the hub, as far
-        as that can be asked for within `within_s` seconds. What drains then ends by itself; Serve stays."""
+        """Have the service go, where it was wanted, without waiting for its streams, and with the last one the routers
+        and the hub, as far as that can be asked for within `within_s` seconds. What drains then ends by itself; Serve
+        stays."""
         with suppress(TimeoutError, TandemError):
             async with asyncio.timeout(within_s):
                 if self._wanted:
