@@ -153,7 +153,7 @@ async def findable(platform: RayPlatform, options: RayUpOptions) -> AsyncIterato
         )
         beside = [
             asyncio.create_task(control.run(), name="control"),
-            asyncio.create_task(publishing(entry, registry.publish, _PUBLISH_S), name="registry"),
+            asyncio.create_task(publishing(entry, registry.publish, _PUBLISH_S, print_line), name="registry"),
         ]
         try:
             yield

@@ -351,7 +351,7 @@ class RayPlatform:
             await self.end_shared()
 
     async def hurry(self, within_s: float) -> None:
-        """Have the service go, where it was wanted, without waiting for its streams, and with the last one the routers
+        """Have the service go, if it was wanted, without waiting for its streams, and with the last one the routers
         and the hub, as far as that can be asked for within `within_s` seconds. What drains then ends by itself; Serve
         stays."""
         with suppress(TimeoutError, TandemError):

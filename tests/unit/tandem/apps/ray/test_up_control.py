@@ -97,8 +97,8 @@ def test_one_worker_cannot_be_named() -> None:
 
 def test_entries_are_published_whenever_the_hub_answers() -> None:
     async def main() -> None:
-        platform, published = Platform(), list[PlatformEntry]()
-        publish = asyncio.create_task(publishing(platform.entry, published.append, 1.0))
+        platform, published, said = Platform(), list[PlatformEntry](), list[str]()
+        publish = asyncio.create_task(publishing(platform.entry, published.append, 1.0, said.append))
         await asyncio.sleep(0.5)
         platform.away = True
         await asyncio.sleep(5.0)
@@ -106,5 +106,27 @@ def test_entries_are_published_whenever_the_hub_answers() -> None:
         await asyncio.sleep(1.0)
         publish.cancel()
         assert len(published) == 2
+        assert not said
+
+    run(lambda _loop: main())
+
+
+def test_entries_that_cannot_be_published_are_said_once_and_tried_again() -> None:
+    async def main() -> None:
+        platform, published, said = Platform(), list[PlatformEntry](), list[str]()
+        full = True
+
+        def publish(entry: PlatformEntry) -> None:
+            if full:
+                raise TandemError("bad_setting", "the disk is full")
+            published.append(entry)
+
+        publishes = asyncio.create_task(publishing(platform.entry, publish, 1.0, said.append))
+        await asyncio.sleep(3.5)
+        full = False
+        await asyncio.sleep(1.0)
+        publishes.cancel()
+        assert said == ["`tandem scale` sees what was here before: the disk is full"]
+        assert len(published) == 1
 
     run(lambda _loop: main())
