@@ -466,7 +466,7 @@ class MemoryShared:
         if self.told is None or self.lost or hub is None:
             raise TandemError("link_lost", "there is no hub")
         if method == "settings":
-            return self.told
+            return self.told.shown()
         if method == "end":
             return await self._end(hub)
         if method == "want" and self.ending:

@@ -71,6 +71,8 @@ class RayPlatform:
         self._wanted = False
         self._started = False
         """Whether Serve was started for Tandem."""
+        self._keyed = settings.api_keys is not None
+        """Whether routers want an API key."""
         self._deployed = False
         """Whether this command has deployed routers."""
         self._making: asyncio.Task[None] | None = None
@@ -118,7 +120,8 @@ class RayPlatform:
         if running is not None:
             self._agree(running)
         self.url = await self._ingress(nodes, running)
-        key = self._settings.router_key if self._settings.api_keys is not None else ""
+        self._keyed = (self._settings if running is None else running).api_keys is not None
+        key = self._settings.router_key if self._keyed else ""
         asked = replace(self._settings, url=self.url, router_key=key)
         await self._cluster.make_hub(asked)
         told = await self._hub.call("settings", within_s=_START_S)
@@ -217,7 +220,8 @@ class RayPlatform:
         """Have a hub of an earlier command end that was told other things than this one would be. Nobody uses it
         where it has neither routers nor a service. Raises `link_lost` where it ends: the next one is to be made; and
         `bad_setting` where services need it."""
-        different = [name for name in _OF_HUB if getattr(asked, name) != getattr(told, name)]
+        shown = asked.shown()
+        different = [name for name in _OF_HUB if getattr(shown, name) != getattr(told, name)]
         if not different:
             return
         what = f"the hub that runs was made with another {' and '.join(different)}"
@@ -392,7 +396,7 @@ class RayPlatform:
             "stream": True,
         }
         data = shlex.quote(msgspec.json.encode(body).decode())
-        key = f' -H "Authorization: Bearer ${KEY_VARIABLE}"' if self._settings.api_keys is not None else ""
+        key = f' -H "Authorization: Bearer ${KEY_VARIABLE}"' if self._keyed else ""
         return f"curl -N {self.url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d {data}"
 
 

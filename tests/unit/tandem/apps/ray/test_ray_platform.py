@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -321,6 +321,36 @@ def test_a_key_of_the_environment_goes_to_no_hub_whose_routers_want_none() -> No
         assert stage.shared.told is not None
         assert stage.shared.told.router_key == ""
         assert "Authorization" not in platform.curl()
+
+    story(tell)
+
+
+def test_a_request_to_paste_has_a_key_where_the_routers_that_run_want_one() -> None:
+    async def tell(stage: Stage) -> None:
+        stage.shared.serve_port = 8000
+        stage.shared.runs(route_prefix="/", api_keys="/k")
+        platform = stage.platform_with(RaySettings(router_key="secret"))
+        await platform.start()
+        assert "Authorization" in platform.curl()
+        assert stage.shared.told is not None
+        assert stage.shared.told.router_key == "secret"
+
+    story(tell)
+
+
+def test_a_key_is_compared_and_not_shown() -> None:
+    settings = RaySettings(router_key="secret")
+    assert "secret" not in repr(settings) + repr(settings.shown()) + settings.shown().router_key
+    assert settings.shown() == RaySettings(router_key="secret").shown() != RaySettings(router_key="other").shown()
+    assert RaySettings().shown() == RaySettings()
+
+
+def test_a_hub_with_the_same_key_is_used() -> None:
+    async def tell(stage: Stage) -> None:
+        settings = RaySettings(api_keys="/k", router_key="secret")
+        stage.shared.told = replace(settings, url=URL)
+        await stage.platform_with(settings).start()
+        assert stage.shared.done == ["start Serve", "deploy 2 routers"]
 
     story(tell)
 
