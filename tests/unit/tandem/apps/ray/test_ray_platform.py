@@ -403,6 +403,7 @@ def test_in_a_hurry_nothing_is_waited_for() -> None:
         began = stage.world.clock.now()
         await platform.hurry(5.0)
         assert stage.world.clock.now() - began <= 5.0
+        assert stage.shared.done[-2:] == ["delete routers", "end the hub"]
 
     story(tell)
 
