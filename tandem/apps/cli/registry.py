@@ -42,6 +42,8 @@ class MemberEntry(msgspec.Struct, frozen=True):
     """Of a worker on Ray, where one hub knows those of all services; empty elsewhere."""
     pool: str = ""
     """As `service`."""
+    rank: int = 0
+    """Of a replica on Ray in its gang: others than 0 are parts of the first one's worker."""
 
 
 class PlatformEntry(msgspec.Struct, frozen=True, kw_only=True):

@@ -64,7 +64,7 @@ class RayOperations:
 
     async def _workers(self) -> dict[str, MemberEntry]:
         members = (await self._platform.entry()).members
-        return {each.name: each for each in members if each.service == self._platform.name}
+        return {each.name: each for each in members if each.service == self._platform.name and each.rank == 0}
 
     def _settled(self, now: Mapping[str, MemberEntry], wanted: Mapping[str, int]) -> bool:
         for pool, count in wanted.items():

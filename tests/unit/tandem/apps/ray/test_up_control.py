@@ -12,9 +12,9 @@ from tests.worlds.loop_clock import LoopClock
 
 START_S = 60.0
 TAKES_S = 2.0
-OTHERS = {"chat-all-b": ("chat-all", ""), "router-r": ("", "")}
-"""Members that are not of pool `all` of the service `chat`, one of them with a name that looks like it: its service
-is called `chat-all`."""
+OTHERS = {"chat-all-b": ("chat-all", ""), "router-r": ("", ""), "chat-all-a-1": ("chat", "all", 1)}
+"""Members that are no workers of pool `all` of the service `chat`: one has a name that looks like it, as its service
+is called `chat-all`, and one is the second rank of a worker."""
 
 
 class Platform:
@@ -23,7 +23,7 @@ class Platform:
     name = "chat"
 
     def __init__(self) -> None:
-        self.states = {"chat-all-a": "ready", "chat-all-b": "ready", "router-r": "ready"}
+        self.states = dict.fromkeys(("chat-all-a", *OTHERS), "ready")
         self.away = False
         self.deaf = False
 
