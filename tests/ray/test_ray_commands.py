@@ -101,7 +101,7 @@ async def test_up_serves_follows_edits_scales_and_leaves_nothing(ray_stage: RayS
         assert not list((ray_stage.folder / "own").rglob("tandem-*/*"))
         assert not cluster_nodes().ingress_folder.exists()
         await eventually(_hub_gone)
-        assert not serve_processes()
+        await eventually(_serve_gone)
     finally:
         await asyncio.to_thread(serve.shutdown)
         begin_serve(ray_stage.folder)
@@ -141,6 +141,10 @@ async def _hub_gone() -> bool:
     except ValueError:
         return True
     return False
+
+
+async def _serve_gone() -> bool:
+    return not serve_processes()
 
 
 def serve_processes() -> list[str]:

@@ -85,7 +85,7 @@ async def test_prefill_and_decode_answer_as_on_one_machine(hub: HubClient, ray_s
     (root := ray_stage.folder / "up").mkdir()
     async with up(root, str(file), port=UP_PORT):
         expected = await texts(Target("127.0.0.1", UP_PORT, False, ""))
-    await hub.call("want", msgspec.convert(SPLIT, ModelService))
+    await hub.call("want", msgspec.convert(SPLIT, ModelService), within_s=60)
     assert await texts(AT) == expected
 
     async def all_four() -> bool:
@@ -93,13 +93,17 @@ async def test_prefill_and_decode_answer_as_on_one_machine(hub: HubClient, ray_s
         return [each["role"] for each in workers if each["state"] == "ready"].count("decode") == 2 == len(workers) - 2
 
     await eventually(all_four)
-    entry = await hub.call("entry")
-    assert sorted(each.role for each in entry.members) == ["decode"] * 2 + ["prefill"] * 2 + ["router"] * 2
+
+    async def all_members() -> bool:
+        entry = await hub.call("entry")
+        return sorted(each.role for each in entry.members) == ["decode"] * 2 + ["prefill"] * 2 + ["router"] * 2
+
+    await eventually(all_members)
 
 
 @pytest.mark.asyncio(loop_scope="module")
 async def test_two_services_behind_one_ingress_one_of_them_unified(hub: HubClient) -> None:
-    await hub.call("want", msgspec.convert(WHOLE, ModelService))
+    await hub.call("want", msgspec.convert(WHOLE, ModelService), within_s=60)
     answer = await answered(AT, "whole", "hello", 5)
     assert answer["usage"]["completion_tokens"] == 5
 
@@ -120,7 +124,7 @@ async def test_the_hub_scales_a_pool_and_returns_after_it_was_killed(hub: HubCli
     async def one() -> bool:
         return [each["state"] for each in await pool()] == ["ready"]
 
-    await hub.call("scale", "whole", {"all": 2})
+    await hub.call("scale", "whole", {"all": 2}, within_s=60)
     await eventually(two)
     psutil.Process(await hub.call("pid")).kill()
     await hub.call("scale", "whole", {"all": 1}, within_s=60)

@@ -14,7 +14,7 @@ from tandem.apps.cli.router_client import spans_of
 from tandem.apps.client.http import Target
 from tandem.apps.ray.serving import ROUTERS
 from tandem.core.errors import TandemError
-from tests.ray.asking import answered, eventually
+from tests.ray.asking import answered, end_hub, eventually
 from tests.ray.conftest import HTTP_PORT, RayStage
 from tests.ray.test_ray_commands import running, up, workers
 from tests.vllm.plain_llm import answers
@@ -61,7 +61,8 @@ def vllm_python() -> Path:
 async def test_tokens_are_those_of_vllm_alone(ray_stage: RayStage, vllm_python: Path) -> None:
     file = ray_stage.folder / "tiny.yaml"
     file.write_text(yaml.safe_dump(SERVICE))
-    await asyncio.to_thread(_deploy_router)
+    await end_hub()
+    await asyncio.to_thread(_make_hub_and_router, str(vllm_python))
     flags = (str(file), "--vllm-python", str(vllm_python), "--start-timeout", str(START_S))
     async with running(ray_stage.folder, up(ray_stage, *flags)) as command:
         await command.line("tiny is served at", START_S)
@@ -78,13 +79,17 @@ async def test_tokens_are_those_of_vllm_alone(ray_stage: RayStage, vllm_python: 
     _assert_handed_over(story, len(prompt))
 
 
-def _deploy_router() -> None:
-    """One that hands every prompt over, however small the model is. It waits for the hub, which the command makes."""
+def _make_hub_and_router(vllm_python: str) -> None:
+    """A router that hands every prompt over, however small the model is, and the hub without which it does not start:
+    as the command would make it, which uses both as they are."""
     from ray import serve
 
     from tandem.apps.ray.application import router_application
+    from tandem.apps.ray.hub_actor import make_hub
+    from tandem.apps.ray.options import RaySettings
     from tandem.apps.ray.router_replica import RouterPlan
 
+    make_hub(RaySettings(vllm_python=vllm_python, url=f"http://127.0.0.1:{HTTP_PORT}"))
     plan = RouterPlan(drain_s=2.0, settings={"core.placement.prefer": "disaggregated"})
     target = serve.RunTarget(router_application(plan, 1), name=ROUTERS, route_prefix="/")
     serve.run_many([target], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)

@@ -391,6 +391,10 @@ class MemoryShared:
     """Whether the hub does not answer."""
     status: int = 200
     """Of every answer of a router."""
+    making_s: float = 0.0
+    """How long Ray takes to start Serve, and to deploy routers."""
+    refuses: bool = False
+    """Whether Ray refuses to deploy routers."""
     gone_s: float = 5.0
     """How long routers take to end."""
     done: list[str] = field(default_factory=list)
@@ -402,6 +406,7 @@ class MemoryShared:
     async def start_serve(self, settings: RaySettings, nodes: ClusterNodes, port: int) -> bool:
         if self.serve_port:
             return False
+        await asyncio.sleep(self.making_s)
         self.serve_port = port
         self.done.append("start Serve")
         return True
@@ -419,6 +424,9 @@ class MemoryShared:
 
     async def deploy_routers(self, settings: RaySettings, count: int, router: RouterSpec) -> None:
         assert ROUTERS not in self.apps, "routers of that name are there"
+        if self.refuses:
+            raise TandemError("bad_setting", "it refuses")
+        await asyncio.sleep(self.making_s)
         direct = settings.ingress == "direct"
         self.runs(
             replicas=count,
@@ -458,7 +466,7 @@ class MemoryShared:
         if self.told is None or self.lost or hub is None:
             raise TandemError("link_lost", "there is no hub")
         if method == "settings":
-            return self.told
+            return self.told.shown()
         if method == "end":
             return await self._end(hub)
         if method == "want" and self.ending:

@@ -42,6 +42,8 @@ class MemberEntry(msgspec.Struct, frozen=True):
     """Of a worker on Ray, where one hub knows those of all services; empty elsewhere."""
     pool: str = ""
     """As `service`."""
+    rank: int = 0
+    """Of a replica on Ray in its gang: others than 0 are parts of the first one's worker."""
 
 
 class PlatformEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -165,13 +167,14 @@ def find_with_pools(
         what = "no service" if service is None else f"no service {service!r}"
         raise TandemError("not_found", f"{what} at {url} has {wanted}; {known}", param="url")
     several = " and ".join(sorted({f"{entry.service or '`tandem up`'} at {entry.url}" for entry in found}))
-    raise TandemError("conflict", f"{several} have {wanted}: choose one with --service", param="service")
+    raise TandemError("conflict", f"{several} have {wanted}: choose one with --service or --url", param="service")
 
 
 def _live(url: str, environment: Mapping[str, str]) -> list[PlatformEntry]:
-    """All live platforms of this user behind a URL; at least one. Raises as `find` does."""
+    """All live platforms of this user behind a URL; at least one. Those at its very host come before others that a
+    name of this machine means too. Raises as `find` does."""
     host, port = _address(url)
-    found = []
+    found, near = list[PlatformEntry](), list[PlatformEntry]()
     for directory in _candidates(environment):
         if _distrust(directory) is not None:
             continue
@@ -179,10 +182,13 @@ def _live(url: str, environment: Mapping[str, str]) -> list[PlatformEntry]:
             entry = _read(path)
             if entry is None or process_start(entry.pid) != entry.began:
                 continue
-            if host in _LOOPBACK or host == _address(entry.url)[0]:
+            there = _address(entry.url)[0]
+            if host == there or {host, there} <= _LOOPBACK:
                 found.append(entry)
-    if found:
-        return found
+            elif host in _LOOPBACK:
+                near.append(entry)
+    if found or near:
+        return found or near
     what = f"no `tandem up` of this user serves {url} on this machine"
     cure = f"start one with `tandem up --port {port}`, or give the --url of one that runs"
     raise TandemError("not_found", f"{what}; {cure}", param="url")

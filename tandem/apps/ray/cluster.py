@@ -144,10 +144,13 @@ def start_ingress(settings: RaySettings, nodes: ClusterNodes, port: int) -> bool
 
 
 def ingress_port() -> int:
-    """The port of Serve's ingress, as it runs."""
-    from ray.serve.context import _get_global_client
+    """The port of Serve's ingress, as it runs. Raises `link_lost` where Serve does not run."""
+    from tandem.apps.ray.serve_client import serve_client
 
-    options: Any = _get_global_client().get_serve_details()["http_options"]
+    client: Any = serve_client()
+    if client is None:
+        raise TandemError("link_lost", "Ray Serve does not run")
+    options: Any = client.get_serve_details()["http_options"]
     return int(options["port"] if isinstance(options, dict) else options.port)
 
 

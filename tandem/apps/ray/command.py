@@ -3,7 +3,7 @@
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from typing import Final, TypeVar
@@ -68,7 +68,9 @@ async def run(platform: RayPlatform, options: RayUpOptions, stop: "Stop", findab
         failed = not stop.asked.is_set()
         await asyncio.gather(serving, return_exceptions=True)
         if takes_away(platform.wanted, platform.found, failed=failed, keep=options.settings.keep):
-            await _leave(platform, stop)
+            await _leave(platform, platform.leave(), stop)
+        elif not platform.wanted and not options.settings.keep:
+            await _leave(platform, platform.abandon(), stop)
     print_line("stopped")
 
 
@@ -151,7 +153,7 @@ async def findable(platform: RayPlatform, options: RayUpOptions) -> AsyncIterato
         )
         beside = [
             asyncio.create_task(control.run(), name="control"),
-            asyncio.create_task(publishing(entry, registry.publish, _PUBLISH_S), name="registry"),
+            asyncio.create_task(publishing(entry, registry.publish, _PUBLISH_S, print_line), name="registry"),
         ]
         try:
             yield
@@ -164,9 +166,9 @@ async def findable(platform: RayPlatform, options: RayUpOptions) -> AsyncIterato
         directory.remove()
 
 
-async def _leave(platform: RayPlatform, stop: "Stop") -> None:
+async def _leave(platform: RayPlatform, work: Coroutine[None, None, None], stop: "Stop") -> None:
     """End what was started: in order, or at once after a second signal."""
-    leaving = asyncio.create_task(platform.leave(), name="leave")
+    leaving = asyncio.create_task(work, name="leave")
     hurried = asyncio.create_task(stop.hurried.wait(), name="hurry")
     try:
         await asyncio.wait((leaving, hurried), return_when=asyncio.FIRST_COMPLETED)

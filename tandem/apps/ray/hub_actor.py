@@ -71,8 +71,8 @@ class HubActor:
         return await self._hub.time()
 
     async def settings(self) -> RaySettings:
-        """What the hub was told when it was made first."""
-        return self._settings
+        """What the hub was told when it was made first; of the key a digest."""
+        return self._settings.shown()
 
     async def services(self) -> tuple[Json, ...]:
         return await self._hub.services()

@@ -41,8 +41,6 @@ class HubClient:
     def __init__(self, find: Callable[[], Awaitable[Any]]) -> None:
         self._find = find
         self._handle: Any = None
-        self._ahead_s: float | None = None
-        """By how much at least the hub's clock is ahead of this loop's."""
 
     async def call(self, method: str, *arguments: object, within_s: float = CALL_S) -> Any:
         lost = ""
@@ -70,15 +68,15 @@ class HubClient:
             self._handle = await self._find()
         if method not in _CHANGES:
             return await getattr(self._handle, method).remote(*arguments)
-        if self._ahead_s is None:
-            hub_time: float = await self._handle.time.remote()
-            self._ahead_s = hub_time - asyncio.get_running_loop().time()
-        return await self._handle.change.remote(until + self._ahead_s, method, *arguments)
+        # Every time, as the hub's clock may be set.
+        hub_time: float = await self._handle.time.remote()
+        ahead_s = hub_time - asyncio.get_running_loop().time()
+        return await self._handle.change.remote(until + ahead_s, method, *arguments)
 
     def _forget(self, told: TandemError | None = None) -> None:
         """Find the hub anew next time, unless it is what has told this."""
         if told is None or told.code == "link_lost":
-            self._handle = self._ahead_s = None
+            self._handle = None
 
 
 def _told(method: str, error: Exception) -> TandemError | None:

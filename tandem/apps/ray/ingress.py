@@ -46,9 +46,10 @@ def start_serve(port: int, environment: dict[str, str], *, proxies: bool = True)
     Whether it was started: Serve that runs is used as it is."""
     # Imported on use: the rest of this module needs no Ray.
     from ray import serve
-    from ray.serve.context import _get_global_client
 
-    if _get_global_client(raise_if_no_controller_running=False) is not None:
+    from tandem.apps.ray.serve_client import serve_client
+
+    if serve_client() is not None:
         return False
     serve.start(
         proxy_location="HeadOnly" if proxies else "Disabled",

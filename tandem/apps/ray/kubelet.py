@@ -120,6 +120,7 @@ class Kubelet:
                 0,
                 told.service,
                 told.pool,
+                told.rank,
             )
             for told in (each.told for each in self._seen.values())
             if told is not None

@@ -1,6 +1,7 @@
 """Settings of Tandem on Ray."""
 
-from dataclasses import dataclass
+import hashlib
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from router.api.auth import Keys, load_keys
@@ -25,12 +26,17 @@ class RaySettings:
     """The path of a file of API keys on every node of routers; without one everybody in reach may ask."""
     keep: bool = False
     """Leave everything running when the command ends."""
-    router_key: str = ""
+    router_key: str = field(default="", repr=False)
     """API key by which the hub asks routers, where those want one."""
     given: frozenset[str] = frozenset()
     """Names of the settings that were asked for, and are not at their defaults by silence."""
     url: str = ""
     """Where clients reach the routers, for the status of services; empty while that is not known."""
+
+    def shown(self) -> "RaySettings":
+        """With a digest in the place of the key, by which keys can be compared."""
+        digest = hashlib.sha256(self.router_key.encode()).hexdigest() if self.router_key else ""
+        return replace(self, router_key=digest)
 
 
 def keys_on_node(path: str | None, node: str) -> Keys:

@@ -2,7 +2,7 @@
 
 import asyncio
 import shlex
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from dataclasses import replace
 from typing import Final, NoReturn
@@ -41,6 +41,8 @@ _EVENTS_S: Final = 10.0
 _MARGIN_S: Final = 5.0
 _ROUTERS: Final = 2
 _NO_KEY: Final = (401, 403)
+_OF_HUB: Final = ("url", "router_key", "vllm_python")
+"""Settings that a hub acts by for as long as it lives."""
 
 
 class RayPlatform:
@@ -68,6 +70,13 @@ class RayPlatform:
         self._found = False
         self._wanted = False
         self._started = False
+        """Whether Serve was started for Tandem."""
+        self._keyed = settings.api_keys is not None
+        """Whether routers want an API key."""
+        self._deployed = False
+        """Whether this command has deployed routers."""
+        self._making: asyncio.Task[None] | None = None
+        """What Ray was asked to make last: it goes on although the command is broken off."""
         self._events = 0
         self._nodes: ClusterNodes | None = None
 
@@ -106,25 +115,39 @@ class RayPlatform:
 
     async def _begin(self) -> None:
         self._nodes = nodes = await self._cluster.nodes()
-        router = self.service.spec.router
-        started = await self._cluster.start_serve(self._settings, nodes, router.port)
-        self._started |= started
+        await self._make(self._start_serve(nodes))
         running = await self._routers()
         if running is not None:
             self._agree(running)
         self.url = await self._ingress(nodes, running)
-        key = self._settings.router_key if self._settings.api_keys is not None else ""
-        await self._cluster.make_hub(replace(self._settings, url=self.url, router_key=key))
-        self._agree_with_hub(await self._hub.call("settings", within_s=_START_S))
+        self._keyed = (self._settings if running is None else running).api_keys is not None
+        key = self._settings.router_key if self._keyed else ""
+        asked = replace(self._settings, url=self.url, router_key=key)
+        await self._cluster.make_hub(asked)
+        told = await self._hub.call("settings", within_s=_START_S)
+        if running is None and not self._wanted:
+            await self._end_other_hub(asked, told)
+        self._agree_with_hub(told)
         if self._started:
             await self._hub.call("started_serve", True)
         if running is None:
             count = self._settings.routers or min(_ROUTERS, nodes.count)
-            await self._cluster.deploy_routers(self._settings, count, router)
+            await self._make(self._deploy_routers(count))
         self._events, _ = await self._hub.call("events", 0, 0.0)
         if not self._wanted:
             self._found = await self._object() is not None
         await self.want(self.service)
+
+    async def _make(self, work: Coroutine[None, None, None]) -> None:
+        self._making = asyncio.create_task(work, name="make")
+        await asyncio.shield(self._making)
+
+    async def _start_serve(self, nodes: ClusterNodes) -> None:
+        self._started |= await self._cluster.start_serve(self._settings, nodes, self.service.spec.router.port)
+
+    async def _deploy_routers(self, count: int) -> None:
+        self._deployed = True
+        await self._cluster.deploy_routers(self._settings, count, self.service.spec.router)
 
     def _say_once(self, sentence: str) -> None:
         if sentence not in self._said:
@@ -173,7 +196,7 @@ class RayPlatform:
         checks = (
             ("ingress", settings.ingress, settings.ingress in ways, f"are {running.where}"),
             ("route_prefix", prefix, prefix == running.route_prefix, f"are {running.where}"),
-            ("routers", settings.routers, settings.routers == running.replicas, f"are {running.replicas}"),
+            ("routers", settings.routers, running.replicas in (None, settings.routers), f"are {running.replicas}"),
             ("api_keys", settings.api_keys, settings.api_keys == running.api_keys, _keys(running)),
         )
         for name, asked, agrees, runs in checks:
@@ -192,6 +215,23 @@ class RayPlatform:
         if "vllm_python" in self._settings.given:
             _disagree("vllm_python", asked, f"the hub that runs starts vLLM workers {words}")
         self._say_once(f"the hub runs already: it starts vLLM workers {words}")
+
+    async def _end_other_hub(self, asked: RaySettings, told: RaySettings) -> None:
+        """Have a hub of an earlier command end that was told other things than this one would be. Nobody uses it
+        where it has neither routers nor a service. Raises `link_lost` where it ends: the next one is to be made; and
+        `bad_setting` where services need it."""
+        shown = asked.shown()
+        different = [name for name in _OF_HUB if getattr(shown, name) != getattr(told, name)]
+        if not different:
+            return
+        what = f"the hub that runs was made with another {' and '.join(different)}"
+        # The next hub has to know what this one knows.
+        self._started |= await self._hub.call("started_serve")
+        if await self._hub.call("end"):
+            raise TandemError("link_lost", f"{what}, and ends, as nothing needs it")
+        raise TandemError(
+            "bad_setting", f"{what}, and has services: end all of them first, or start as it was started"
+        )
 
     async def want(self, service: ModelService) -> str:
         """The service is to be so from now on; gives its revision. Raises `bad_setting`."""
@@ -299,13 +339,30 @@ class RayPlatform:
             return
         await self.end_shared()
 
+    async def abandon(self) -> None:
+        """Take away what a start has made for all services that has not come to wanting its own, where there is no
+        other. Raises what the hub raises where that cannot be."""
+        if self._making is not None:
+            with suppress(TandemError):
+                await self._making
+        if not (self._started or self._deployed):
+            return
+        # By it others know that this goes on, and it says what they have made.
+        await self._cluster.make_hub(replace(self._settings, url=self.url))
+        if self._started:
+            await self._hub.call("started_serve", True)
+        if not await self._hub.call("services"):
+            await self.end_shared()
+
     async def hurry(self, within_s: float) -> None:
-        """Have the service go without waiting for its streams, and with the last one the routers and the hub, as far
-        as that can be asked for within `within_s` seconds. What drains then ends by itself; Serve stays."""
+        """Have the service go, if it was wanted, without waiting for its streams, and with the last one the routers
+        and the hub, as far as that can be asked for within `within_s` seconds. What drains then ends by itself; Serve
+        stays."""
         with suppress(TimeoutError, TandemError):
             async with asyncio.timeout(within_s):
-                with suppress(TandemError):
-                    await self._hub.call("leave", self.name, 0.0, within_s=within_s / 2)
+                if self._wanted:
+                    with suppress(TandemError):
+                        await self._hub.call("leave", self.name, 0.0, within_s=within_s / 2)
                 if not await self._hub.call("services"):
                     await self._end_routers(wait=False)
 
@@ -339,7 +396,7 @@ class RayPlatform:
             "stream": True,
         }
         data = shlex.quote(msgspec.json.encode(body).decode())
-        key = f' -H "Authorization: Bearer ${KEY_VARIABLE}"' if self._settings.api_keys is not None else ""
+        key = f' -H "Authorization: Bearer ${KEY_VARIABLE}"' if self._keyed else ""
         return f"curl -N {self.url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d {data}"
 
 

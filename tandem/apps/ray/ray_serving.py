@@ -1,17 +1,15 @@
-"""`Serving` on a Ray cluster. This module alone calls what is private or not yet stable in Ray 2.60."""
+"""`Serving` on a Ray cluster. This module and `serve_client` alone call what is private or unstable in Ray 2.60."""
 
 import asyncio
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final, TypeVar
 
 import msgspec
-import ray
 from ray import serve
 from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get, _internal_kv_list, _internal_kv_put
-from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
-from ray.serve.context import _disconnect, _get_global_client
 from ray.serve.exceptions import RayServeException
 
 from tandem.apps.ray import cluster
@@ -21,6 +19,7 @@ from tandem.apps.ray.hub_store import STATE
 from tandem.apps.ray.options import RaySettings
 from tandem.apps.ray.policy import WANTED_KEY, encode_table
 from tandem.apps.ray.router_replica import RouterPlan
+from tandem.apps.ray.serve_client import serve_client
 from tandem.apps.ray.serving import (
     ROUTER,
     ROUTERS,
@@ -137,11 +136,13 @@ class RayStore:
         await self._kept.run(f"keep {key}", _ASK_S, lambda: _internal_kv_put(key, value))
 
     async def clear(self) -> None:
-        """Forget what the hub has kept, the table, and which applications were of routers; the epoch stays, so that
-        older hubs stay older."""
+        """Forget what the hub has kept, the table, and which applications were of routers, save those that are there:
+        the next command may have deployed routers already. The epoch stays, so that older hubs stay older."""
         for key in (STATE, WANTED_KEY):
             await self._kept.run(f"forget {key}", _ASK_S, partial(_internal_kv_del, key))
-        await self._kept.run("forget routers", _ASK_S, partial(_internal_kv_del, _MARKED, del_by_prefix=True))
+        # Serve may be on its way to its end; a mark without its application means nothing, and goes another time.
+        with suppress(TandemError):
+            await self._kept.run("forget routers", _ASK_S, _forget_ended_routers)
 
 
 class RayCluster:
@@ -182,22 +183,9 @@ def mark_routers(application: str, plan: bytes) -> None:
     _internal_kv_put(_MARKED + application, plan)
 
 
-def _client() -> Any:
-    """Serve's client; None where Serve does not run. Ray's own would go on asking a controller that was shut down."""
-    try:
-        controller = ray.get_actor(SERVE_CONTROLLER_NAME, namespace=SERVE_NAMESPACE)
-    except ValueError:
-        return None
-    client = _get_global_client()
-    if client._controller._actor_id != controller._actor_id:
-        _disconnect()
-        client = _get_global_client()
-    return client
-
-
 def _applications() -> Mapping[str, Any]:
     """Serve's own details of all applications, by name. Where Serve does not run there are none."""
-    client = _client()
+    client = serve_client()
     found: Mapping[str, Any] = {} if client is None else client.get_serve_details()["applications"]
     return found
 
@@ -232,6 +220,14 @@ def _not_ours() -> tuple[str, ...]:
     return tuple(name for name, app in found if name not in deployed and not routes(name, app, plans))
 
 
+def _forget_ended_routers() -> None:
+    marked = _internal_kv_list(_MARKED)
+    there = _applications()
+    for key in marked:
+        if key.decode().removeprefix(_MARKED) not in there:
+            _internal_kv_del(key)
+
+
 def _plans() -> dict[str, RouterPlan]:
     """The plans of routers by the names of their applications, some of which may have ended."""
     found = {}
@@ -251,10 +247,12 @@ def _deploy_routers(settings: RaySettings, count: int, router: RouterSpec) -> No
     target = serve.RunTarget(application, name=ROUTERS, route_prefix=settings.route_prefix if behind else None)
     mark_routers(ROUTERS, plan.encoded())
     serve.run_many([target], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
+    # A hub that has ended in between may have forgotten the mark.
+    mark_routers(ROUTERS, plan.encoded())
 
 
 def _deploy(app: RevisionApp, vllm_python: str | None) -> None:
-    if _client() is None:
+    if serve_client() is None:
         raise TandemError("link_lost", "Ray Serve does not run on this cluster")
     if app.name in _applications():
         if app.name not in _deployed():
@@ -279,7 +277,7 @@ def _router_app(name: str, app: Any, plan: RouterPlan | None) -> RouterApp:
         status=state.status,
         message="\n".join(each for each in said if each),
         route_prefix=app.get("route_prefix"),
-        replicas=app["deployments"][ROUTER]["target_num_replicas"] if ROUTER in app["deployments"] else 0,
+        replicas=app["deployments"][ROUTER]["target_num_replicas"] if ROUTER in app["deployments"] else None,
         port=0 if plan is None else plan.port,
         api_keys=None if plan is None else plan.api_keys,
     )

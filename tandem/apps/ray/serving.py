@@ -91,8 +91,8 @@ class RouterApp(msgspec.Struct, frozen=True, kw_only=True):
     message: str = ""
     route_prefix: str | None = None
     """Where Serve's ingress has them; None where it has not."""
-    replicas: int = 0
-    """How many there are to be."""
+    replicas: int | None = None
+    """How many there are to be; None while that is not known, as they are being made."""
     port: int = 0
     """On which each listens on its node; 0 where the system has chosen one, and where that is not known."""
     api_keys: str | None = None

@@ -64,7 +64,7 @@ class RayOperations:
 
     async def _workers(self) -> dict[str, MemberEntry]:
         members = (await self._platform.entry()).members
-        return {each.name: each for each in members if each.service == self._platform.name}
+        return {each.name: each for each in members if each.service == self._platform.name and each.rank == 0}
 
     def _settled(self, now: Mapping[str, MemberEntry], wanted: Mapping[str, int]) -> bool:
         for pool, count in wanted.items():
@@ -88,13 +88,16 @@ def _refuse(name: str) -> NoReturn:
 
 
 async def publishing(
-    entry: Callable[[], Awaitable[PlatformEntry]], publish: Callable[[PlatformEntry], None], every_s: float
+    entry: Callable[[], Awaitable[PlatformEntry]], publish: Callable[[PlatformEntry], None], every_s: float, say: Say
 ) -> None:
-    """Give every new entry to `publish`, until cancelled; a hub that is away changes nothing."""
+    """Give every new entry to `publish`, until cancelled. A hub that is away changes nothing; what else goes wrong is
+    said, once."""
+    said = set[str]()
     while True:
         try:
             publish(await entry())
         except TandemError as error:
-            if error.code != "link_lost":
-                raise
+            if error.code != "link_lost" and error.message not in said:
+                said.add(error.message)
+                say(f"`tandem scale` sees what was here before: {error.message}")
         await asyncio.sleep(every_s)

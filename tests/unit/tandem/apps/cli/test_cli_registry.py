@@ -154,7 +154,7 @@ def test_services_that_share_a_url_are_found_by_their_pools(environment: dict[st
     assert find_with_pools(URL, ["ab", "all"], None, environment) == other
     assert find_with_pools(URL, ["all"], "other", environment) == other
     with pytest.raises(
-        TandemError, match=r"chat at .* and other at .* have all: choose one with --service"
+        TandemError, match=r"chat at .* and other at .* have all: choose one with --service or --url"
     ) as several:
         find_with_pools(URL, ["all"], None, environment)
     assert several.value.code == "conflict"
@@ -164,6 +164,18 @@ def test_services_that_share_a_url_are_found_by_their_pools(environment: dict[st
         find_with_pools(URL, ["all"], "third", environment)
     registry.withdraw()
     assert find(URL, environment) == other
+
+
+def test_a_platform_at_the_very_host_comes_before_those_of_other_addresses(environment: dict[str, str]) -> None:
+    far = msgspec.structs.replace(on_ray("chat", "decode", pid=os.getppid()), url="http://10.0.0.1:8000")
+    local = open_registry(environment)
+    local.publish(entry())
+    open_registry(environment).publish(far)
+    for url in (URL, "http://localhost:8000"):
+        assert find_with_pools(url, ["decode"], None, environment) == entry()
+    assert find_with_pools(far.url, ["decode"], None, environment) == far
+    local.withdraw()
+    assert find_with_pools(URL, ["decode"], None, environment) == far
 
 
 def test_a_platform_that_has_its_url_alone_says_itself_which_pools_it_has(environment: dict[str, str]) -> None:

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from router.discovery.pods import worker_of
+from tandem.apps.ray.discovery_file import targets
 from tandem.apps.ray.kubelet import MANAGER, SILENT_S, Kubelet
 from tandem.apps.ray.operator_parts import HubObjects
 from tandem.apps.ray.pods import NAMESPACE, pod_of, status_of
@@ -99,6 +100,20 @@ def test_the_time_of_readiness_is_that_of_the_change() -> None:
         await stage.kubelet.report(msgspec.structs.replace(TOLD, ready=True, pid=7))
         assert ready(stage.pods[0]) == first
         assert first[0] == "True"
+
+    story(tell)
+
+
+def test_every_rank_of_a_gang_is_a_member_that_says_which_it_is() -> None:
+    async def tell(stage: Stage) -> None:
+        for rank in range(2):
+            metrics = f"127.0.0.2:900{rank}"
+            await stage.kubelet.report(
+                msgspec.structs.replace(TOLD, name=f"chat-{rank}", gang="g", rank=rank, metrics=metrics)
+            )
+        assert [each.rank for each in stage.kubelet.members()] == [0, 1]
+        assert targets(stage.kubelet.members()).count(b"127.0.0.2:900") == 2
+        assert len(stage.pods) == 1
 
     story(tell)
 

@@ -212,6 +212,41 @@ def test_a_start_that_is_refused_takes_nothing_away(story: Told) -> None:
     story(tell)
 
 
+def test_a_signal_before_the_service_is_wanted_takes_away_what_was_made(story: Told) -> None:
+    async def tell(up: Command) -> None:
+        up.shared.making_s = 3.0
+        running = up.begin()
+        await asyncio.sleep(1.0)
+        up.stop.signal()
+        await running
+        assert up.shared.done == ["start Serve", "make the hub", "end the hub", "stop Serve"]
+        again = Command(up.world, up.shared, up.file, up.printed)
+        running = again.begin()
+        await asyncio.sleep(4.0)
+        again.stop.signal()
+        await running
+        assert up.shared.done[4:] == [
+            *("start Serve", "make the hub", "deploy 2 routers"),
+            *("delete routers", "end the hub", "stop Serve"),
+        ]
+
+    story(tell)
+
+
+def test_a_start_that_fails_before_the_service_is_wanted_leaves_what_others_use(story: Told) -> None:
+    async def tell(up: Command) -> None:
+        up.shared.refuses = True
+        with pytest.raises(TandemError, match="it refuses"):
+            await up.begin()
+        assert up.shared.done == ["start Serve", "make the hub", "end the hub", "stop Serve"]
+        await up.world.ask(lambda hub: hub.want(service("other")))
+        with pytest.raises(TandemError, match="it refuses"):
+            await up.begin()
+        assert up.shared.done[4:] == ["start Serve", "make the hub"]
+
+    story(tell)
+
+
 def test_edits_of_the_file_are_carried_out_and_mistakes_are_not(story: Told) -> None:
     async def tell(up: Command) -> None:
         running = up.begin()

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -147,6 +147,15 @@ def test_options_that_agree_with_what_runs_are_taken() -> None:
     story(tell)
 
 
+def test_routers_that_are_just_being_made_agree_with_any_number() -> None:
+    async def tell(stage: Stage) -> None:
+        stage.shared.serve_port = 8000
+        stage.shared.runs(status="deploying", route_prefix="/")
+        await stage.platform(routers=3).start()
+
+    story(tell)
+
+
 def test_what_runs_is_used_where_nothing_else_was_given() -> None:
     async def tell(stage: Stage) -> None:
         stage.shared.serve_port, stage.shared.told = 18000, RaySettings(vllm_python="/v")
@@ -184,7 +193,7 @@ def test_routers_on_ports_of_their_own_are_reached_there() -> None:
 
 def test_a_hub_that_is_on_its_way_to_its_end_is_made_again() -> None:
     async def tell(stage: Stage) -> None:
-        stage.shared.told, stage.shared.ending = RaySettings(), True
+        stage.shared.told, stage.shared.ending = RaySettings(url=URL), True
         platform = stage.platform()
         await platform.start()
         assert stage.said == ["trying again: the hub is on its way to its end", AS_THEY_ARE]
@@ -196,6 +205,35 @@ def test_a_hub_that_is_on_its_way_to_its_end_is_made_again() -> None:
 
 
 AS_THEY_ARE = "routers run already (application tandem), behind Serve's ingress at /: they are used as they are"
+
+
+@pytest.mark.parametrize("other", [{"url": "http://10.0.0.1:9"}, {"router_key": "old"}, {"vllm_python": "/old"}])
+def test_a_hub_that_was_told_other_things_and_has_nothing_is_made_again(other: dict[str, str]) -> None:
+    async def tell(stage: Stage) -> None:
+        stage.shared.told = RaySettings(**{"url": URL, **other})
+        await stage.world.ask(lambda hub: hub.started_serve(True))
+        await stage.platform().start()
+        assert stage.shared.told == RaySettings(url=URL)
+        (name,) = other
+        assert stage.said == [
+            f"trying again: the hub that runs was made with another {name}, and ends, as nothing needs it"
+        ]
+        assert stage.shared.done == ["start Serve", "end the hub", "make the hub", "deploy 2 routers"]
+        assert await stage.world.ask(lambda hub: hub.started_serve())
+
+    story(tell)
+
+
+def test_a_hub_that_was_told_other_things_and_has_services_is_not_used_without_routers() -> None:
+    async def tell(stage: Stage) -> None:
+        stage.shared.told = RaySettings(url="http://10.0.0.1:9")
+        await stage.world.ask(lambda hub: hub.want(service("other")))
+        platform = stage.platform()
+        message = await refused(platform.start())
+        assert message.startswith("the hub that runs was made with another url, and has services: end all of them")
+        assert not platform.wanted
+
+    story(tell)
 
 
 def test_a_hub_that_does_not_come_is_not_waited_for_for_ever() -> None:
@@ -287,6 +325,36 @@ def test_a_key_of_the_environment_goes_to_no_hub_whose_routers_want_none() -> No
     story(tell)
 
 
+def test_a_request_to_paste_has_a_key_where_the_routers_that_run_want_one() -> None:
+    async def tell(stage: Stage) -> None:
+        stage.shared.serve_port = 8000
+        stage.shared.runs(route_prefix="/", api_keys="/k")
+        platform = stage.platform_with(RaySettings(router_key="secret"))
+        await platform.start()
+        assert "Authorization" in platform.curl()
+        assert stage.shared.told is not None
+        assert stage.shared.told.router_key == "secret"
+
+    story(tell)
+
+
+def test_a_key_is_compared_and_not_shown() -> None:
+    settings = RaySettings(router_key="secret")
+    assert "secret" not in repr(settings) + repr(settings.shown()) + settings.shown().router_key
+    assert settings.shown() == RaySettings(router_key="secret").shown() != RaySettings(router_key="other").shown()
+    assert RaySettings().shown() == RaySettings()
+
+
+def test_a_hub_with_the_same_key_is_used() -> None:
+    async def tell(stage: Stage) -> None:
+        settings = RaySettings(api_keys="/k", router_key="secret")
+        stage.shared.told = replace(settings, url=URL)
+        await stage.platform_with(settings).start()
+        assert stage.shared.done == ["start Serve", "deploy 2 routers"]
+
+    story(tell)
+
+
 def test_a_key_file_that_cannot_be_read_is_said_with_its_node() -> None:
     assert keys_on_node(None, "10.0.0.2").callers is None
     with pytest.raises(TandemError) as error:
@@ -335,6 +403,7 @@ def test_in_a_hurry_nothing_is_waited_for() -> None:
         began = stage.world.clock.now()
         await platform.hurry(5.0)
         assert stage.world.clock.now() - began <= 5.0
+        assert stage.shared.done[-2:] == ["delete routers", "end the hub"]
 
     story(tell)
 

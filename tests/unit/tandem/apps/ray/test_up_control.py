@@ -12,9 +12,9 @@ from tests.worlds.loop_clock import LoopClock
 
 START_S = 60.0
 TAKES_S = 2.0
-OTHERS = {"chat-all-b": ("chat-all", ""), "router-r": ("", "")}
-"""Members that are not of pool `all` of the service `chat`, one of them with a name that looks like it: its service
-is called `chat-all`."""
+OTHERS = {"chat-all-b": ("chat-all", ""), "router-r": ("", ""), "chat-all-a-1": ("chat", "all", 1)}
+"""Members that are no workers of pool `all` of the service `chat`: one has a name that looks like it, as its service
+is called `chat-all`, and one is the second rank of a worker."""
 
 
 class Platform:
@@ -23,7 +23,7 @@ class Platform:
     name = "chat"
 
     def __init__(self) -> None:
-        self.states = {"chat-all-a": "ready", "chat-all-b": "ready", "router-r": "ready"}
+        self.states = dict.fromkeys(("chat-all-a", *OTHERS), "ready")
         self.away = False
         self.deaf = False
 
@@ -97,8 +97,8 @@ def test_one_worker_cannot_be_named() -> None:
 
 def test_entries_are_published_whenever_the_hub_answers() -> None:
     async def main() -> None:
-        platform, published = Platform(), list[PlatformEntry]()
-        publish = asyncio.create_task(publishing(platform.entry, published.append, 1.0))
+        platform, published, said = Platform(), list[PlatformEntry](), list[str]()
+        publish = asyncio.create_task(publishing(platform.entry, published.append, 1.0, said.append))
         await asyncio.sleep(0.5)
         platform.away = True
         await asyncio.sleep(5.0)
@@ -106,5 +106,27 @@ def test_entries_are_published_whenever_the_hub_answers() -> None:
         await asyncio.sleep(1.0)
         publish.cancel()
         assert len(published) == 2
+        assert not said
+
+    run(lambda _loop: main())
+
+
+def test_entries_that_cannot_be_published_are_said_once_and_tried_again() -> None:
+    async def main() -> None:
+        platform, published, said = Platform(), list[PlatformEntry](), list[str]()
+        full = True
+
+        def publish(entry: PlatformEntry) -> None:
+            if full:
+                raise TandemError("bad_setting", "the disk is full")
+            published.append(entry)
+
+        publishes = asyncio.create_task(publishing(platform.entry, publish, 1.0, said.append))
+        await asyncio.sleep(3.5)
+        full = False
+        await asyncio.sleep(1.0)
+        publishes.cancel()
+        assert said == ["`tandem scale` sees what was here before: the disk is full"]
+        assert len(published) == 1
 
     run(lambda _loop: main())
