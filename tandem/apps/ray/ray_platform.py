@@ -5,13 +5,14 @@ import shlex
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from dataclasses import replace
-from typing import Final, NoReturn
+from typing import Final
 
 import msgspec
 
 from tandem.apps.cli.registry import PlatformEntry
 from tandem.apps.cli.router_client import send_request
 from tandem.apps.client.http import Target, parse_target
+from tandem.apps.ray.agreement import agree, different, disagree
 from tandem.apps.ray.cluster import ClusterNodes, SharedCluster
 from tandem.apps.ray.hub_client import HubCalls
 from tandem.apps.ray.options import RaySettings
@@ -41,8 +42,6 @@ _EVENTS_S: Final = 10.0
 _MARGIN_S: Final = 5.0
 _ROUTERS: Final = 2
 _NO_KEY: Final = (401, 403)
-_OF_HUB: Final = ("url", "router_key", "vllm_python")
-"""Settings that a hub acts by for as long as it lives."""
 
 
 class RayPlatform:
@@ -188,20 +187,7 @@ class RayPlatform:
 
     def _agree(self, running: RouterApp) -> None:
         """Say what runs. Raises `bad_setting` for an option that was given and is not so."""
-        ways = {"haproxy"} if running.route_prefix is not None else {"direct"}
-        if running.port:
-            ways.add("direct")
-        settings, what = self._settings, f"the routers that run (application {running.name})"
-        prefix = settings.route_prefix
-        checks = (
-            ("ingress", settings.ingress, settings.ingress in ways, f"are {running.where}"),
-            ("route_prefix", prefix, prefix == running.route_prefix, f"are {running.where}"),
-            ("routers", settings.routers, running.replicas in (None, settings.routers), f"are {running.replicas}"),
-            ("api_keys", settings.api_keys, settings.api_keys == running.api_keys, _keys(running)),
-        )
-        for name, asked, agrees, runs in checks:
-            if name in settings.given and not agrees:
-                _disagree(name, asked, f"{what} {runs}")
+        agree(self._settings, running)
         self._say_once(
             f"routers run already (application {running.name}), {running.where}: they are used as they are"
         )
@@ -213,18 +199,17 @@ class RayPlatform:
             return
         words = "with that of Ray" if runs is None else f"with {runs}"
         if "vllm_python" in self._settings.given:
-            _disagree("vllm_python", asked, f"the hub that runs starts vLLM workers {words}")
+            disagree("vllm_python", asked, f"the hub that runs starts vLLM workers {words}")
         self._say_once(f"the hub runs already: it starts vLLM workers {words}")
 
     async def _end_other_hub(self, asked: RaySettings, told: RaySettings) -> None:
         """Have a hub of an earlier command end that was told other things than this one would be. Nobody uses it
         where it has neither routers nor a service. Raises `link_lost` where it ends: the next one is to be made; and
         `bad_setting` where services need it."""
-        shown = asked.shown()
-        different = [name for name in _OF_HUB if getattr(shown, name) != getattr(told, name)]
-        if not different:
+        names = different(asked, told)
+        if not names:
             return
-        what = f"the hub that runs was made with another {' and '.join(different)}"
+        what = f"the hub that runs was made with another {' and '.join(names)}"
         # The next hub has to know what this one knows.
         self._started |= await self._hub.call("started_serve")
         if await self._hub.call("end"):
@@ -398,16 +383,6 @@ class RayPlatform:
         data = shlex.quote(msgspec.json.encode(body).decode())
         key = f' -H "Authorization: Bearer ${KEY_VARIABLE}"' if self._keyed else ""
         return f"curl -N {self.url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d {data}"
-
-
-def _keys(running: RouterApp) -> str:
-    return "take no API keys" if running.api_keys is None else f"take the API keys of {running.api_keys}"
-
-
-def _disagree(name: str, asked: object, runs: str) -> NoReturn:
-    flag = "--" + name.replace("_", "-")
-    problem = f"{flag} is {asked}, but {runs}; leave {flag} out to use them, or end all services first"
-    raise TandemError("bad_setting", problem, param=name)
 
 
 def _condition(obj: Json, type_: str) -> Json:
