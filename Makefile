@@ -18,7 +18,7 @@ VENV_VLLM  ?= .venv-vllm
 VENV_LM_EVAL ?= .venv-lm-eval
 STAMP_VLLM := $(VENV_VLLM)/.tandem-setup
 
-.PHONY: bench-gpu gpu-wheels setup demo up test sim sim-long drills drills-full soak conversations equality check bench protos crds constraints clean help judges bench-routing bench-goodput bench-calibration test-schemas setup-vllm test-vllm test-vllm-long bench-vllm constraints-vllm check-constraints mutants mutants-hand mutants-changed test-busy test-vllm-next cluster-binaries cluster-binaries-full test-cluster test-cluster-api test-cluster-full images lm-eval models test-ray
+.PHONY: bench-gpu gpu-wheels setup demo up test sim sim-long drills drills-full soak conversations equality check bench protos crds constraints clean help judges bench-routing bench-goodput bench-calibration test-schemas setup-vllm test-vllm test-vllm-long bench-vllm constraints-vllm check-constraints mutants mutants-hand mutants-changed test-busy test-vllm-next cluster-binaries cluster-binaries-full test-cluster test-cluster-api test-cluster-full images lm-eval models test-ray bench-ray
 
 help:
 	@echo "make setup   create $(VENV) with everything (CPU torch where there is no GPU)"
@@ -42,6 +42,7 @@ help:
 	@echo "make test-cluster   on a real Kubernetes control plane, built with Go the first time"
 	@echo "make test-cluster-api   of that what needs no pods      make test-cluster-full   all of it"
 	@echo "make test-ray   workers and routers on a Ray cluster of three nodes, in namespaces of its own"
+	@echo "make bench-ray PEER=PYTHON   Tandem on Ray beside Ray Serve LLM, whose environment that interpreter is of"
 	@echo "make images  build the container images with Docker or Podman and try them as pods run them"
 	@echo "make bench-vllm   what serving vLLM through Tandem costs, against vLLM's own server"
 	@echo "make models  every architecture against vLLM alone, into docs/models.md; MODELS=llama,awq: some of them"
@@ -90,6 +91,10 @@ KUBERAY := github.com/ray-project/kuberay/ray-operator@v1.5.0
 test-ray: $(if $(filter $(BIN)/python,$(RAY_PYTHON)),setup)
 	go mod download $(KUBERAY)
 	RAY_USAGE_STATS_ENABLED=0 PYTHONPATH=$(CURDIR) $(ALONE) $(RAY_PYTHON) -m pytest tests/ray $(RAY_FLAGS)
+
+# Needs `make setup-vllm`, and an environment for Ray Serve LLM on CPUs (docs/ray.md).
+bench-ray: $(if $(filter $(BIN)/python,$(RAY_PYTHON)),setup)
+	$(ALONE) $(RAY_PYTHON) -m benchmarks.ray_serve_llm --peer $(PEER) $(BENCH_FLAGS)
 
 cluster-binaries: setup
 	$(BIN)/python -m tools.cluster_binaries --if-possible
