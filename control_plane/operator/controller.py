@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 from control_plane.objects.installation import Installation
-from control_plane.objects.names import SERVICE
+from control_plane.objects.names import REVISION, SERVICE, labels_of
 from control_plane.objects.revisions import RevisionRecord, read_revision
 from control_plane.observe.desired_spec import read_desired_spec
 from control_plane.observe.observed import DesiredSpec, ModelFacts, Observed
@@ -151,7 +151,9 @@ class Controller:
             leaving = "deletionTimestamp" in obj["metadata"]
             own = wish.own.spec if wish.own is not None and wish.problem is None and not leaving else None
             stored = self._tools.mirror.stores(key[0])[CONTROLLER_REVISION].labelled(SERVICE, key[1], key[0])
-            records = {record.name: record for record in map(self._record, stored)}
+            # Others keep revisions of their own under this label, as the DaemonSet of a service's stores does.
+            ours = (self._record(each) for each in stored if REVISION in labels_of(each))
+            records = {record.name: record for record in ours}
             status = read_status(obj)
             state = state_of(status, own, wish.revision, records)
             until_s = math.inf if own is None else awaited_until_s(status, own)

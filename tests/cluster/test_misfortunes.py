@@ -197,10 +197,10 @@ def alone(name: str, worker: Json | None = None, **spec: Json) -> Json:
 
 
 MISFORTUNES: Final = {
-    "no-secret": (
-        alone("no-secret", {"env": [{"name": "X", "valueFrom": {"secretKeyRef": {"name": "none", "key": "k"}}}]}),
+    "no-config": (
+        alone("no-config", {"env": [{"name": "X", "valueFrom": {"configMapKeyRef": {"name": "none", "key": "k"}}}]}),
         "ContainerNotStarted",
-        ("Pod no-secret-both-", ", container worker: CreateContainerConfigError: ", "none"),
+        ("Pod no-config-both-", ", container worker: CreateContainerConfigError: ", "none"),
     ),
     "crashes": (
         alone("crashes", {"env": [{"name": "TANDEM_SIMULATED__BASE_S", "value": "slow"}]}),

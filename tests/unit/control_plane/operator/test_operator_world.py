@@ -655,6 +655,25 @@ def test_services_on_their_way_go_on_to_newer_defaults_and_not_back_first() -> N
     in_fleet(story)
 
 
+def test_revisions_that_others_keep_of_what_is_labelled_as_the_services_are_not_its_own() -> None:
+    """A DaemonSet of stores has them; the operator ended whenever it looked at such a service."""
+
+    async def told() -> None:
+        world = World()
+        world.installation = replace(world.installation, rollouts_at_once=2)
+        metadata = {"name": "stores-5d8", "namespace": NAMESPACE, "labels": {OF: "s0", POOL: "kv-store"}}
+        others = {"apiVersion": "apps/v1", "kind": "ControllerRevision", "metadata": metadata, "revision": 1}
+        await world.cluster.apply({**others, "data": {"spec": {"template": {}}}}, "daemonset-controller")
+        await make(world, "s0")
+        try:
+            await world.settle()
+            assert ready_reasons(world) == {"s0": "Complete"}
+        finally:
+            await world.close()
+
+    run(lambda _loop: told())
+
+
 @pytest.mark.parametrize("image", ["two", NEVER_READY])
 def test_services_take_over_a_new_default_some_at_once_and_all_in_the_end(image: str) -> None:
     async def told() -> None:
