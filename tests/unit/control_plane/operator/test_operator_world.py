@@ -661,10 +661,15 @@ def test_revisions_that_others_keep_of_what_is_labelled_as_the_services_are_not_
     async def told() -> None:
         world = World()
         world.installation = replace(world.installation, rollouts_at_once=2)
-        metadata = {"name": "stores-5d8", "namespace": NAMESPACE, "labels": {OF: "s0", POOL: "kv-store"}}
+        metadata = {
+            "name": "stores-5d8",
+            "namespace": NAMESPACE,
+            "labels": {OF: "s0", POOL: "kv-store", "app.kubernetes.io/managed-by": "tandem"},
+        }
         others = {"apiVersion": "apps/v1", "kind": "ControllerRevision", "metadata": metadata, "revision": 1}
         await world.cluster.apply({**others, "data": {"spec": {"template": {}}}}, "daemonset-controller")
         await make(world, "s0")
+        world.crash()
         try:
             await world.settle()
             assert ready_reasons(world) == {"s0": "Complete"}
