@@ -41,7 +41,7 @@ from control_plane.reconcile.desired_state import (
 )
 from control_plane.reconcile.history import expired_records
 from control_plane.reconcile.plan import Deletion, Plan, PlannedEvent
-from control_plane.reconcile.service_status import FIELDS_IGNORED, GOING_BACK, NEXT_REVISION, ServiceState, routable
+from control_plane.reconcile.service_status import GOING_BACK, NOTICES, ServiceState, routable
 from control_plane.reconcile.splitting import CONDITION
 from control_plane.reconcile.workers import counts_of, deletion, deletion_costs, deletions, objects, old_gates
 from control_plane.rollout import RolloutPlan, step
@@ -238,8 +238,7 @@ def _service_notes(
             observed.object, "Warning" if stands.verdict.stalled else "Normal", ready.reason, ready.message
         )
     for each in status.conditions:
-        notice = each.type in (FIELDS_IGNORED, NEXT_REVISION)
-        if notice and changed(goal.status.conditions, each.type, each.reason):
+        if each.type in NOTICES and changed(goal.status.conditions, each.type, each.reason):
             yield PlannedEvent(observed.object, "Warning", each.type, each.message)
     told = {each.name: each.weight for each in goal.status.revisions if each.weight}
     weights = {each.name: each.weight for each in status.revisions if each.weight}

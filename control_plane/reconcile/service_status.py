@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from control_plane.objects.installation import Installation
+from control_plane.objects.scheduling import unnamed_devices
 from control_plane.observe.observed import Observed
 from control_plane.observe.pods import seconds
 from control_plane.reconcile.causes import HELD_UP, Cause, cut, told, worker_causes
@@ -22,6 +23,9 @@ after an outage of the API server within seconds; a broken router holds up no se
 FIELDS_IGNORED: Final = "FieldsIgnored"
 AWAITS_TURN: Final = "AwaitsTurn"
 NEXT_REVISION: Final = "AwaitsNextRevision"
+UNNAMED_DEVICE: Final = "NetworkNotNamed"
+NOTICES: Final = (FIELDS_IGNORED, NEXT_REVISION, UNNAMED_DEVICE)
+"""Conditions that only say something, and are there only while there is something to say."""
 _OF_ONE_MACHINE: Final = {"router": RouterSpec(), "store": None}
 """Parts of a specification that are for a platform on one machine, with their defaults."""
 _NAMED_MAX: Final = 3
@@ -178,6 +182,14 @@ def _notices(observed: Observed, goal: DesiredState, installation: Installation)
         yield condition_update(NEXT_REVISION, True, "DrainSeconds", said)
     if not installation.in_cluster:
         return
+    records = goal.target.pools if goal.target is not None else {}
+    unnamed = [
+        sentence
+        for pool in service.spec.pools
+        if pool.name in records and (sentence := unnamed_devices(pool, records[pool.name].template)) is not None
+    ]
+    if unnamed:
+        yield condition_update(UNNAMED_DEVICE, True, UNNAMED_DEVICE, " ".join(unnamed))
     found = [name for name, said in _OF_ONE_MACHINE.items() if getattr(service.spec, name) != said]
     if found:
         names = " and ".join(f"spec.{name}" for name in found)

@@ -521,6 +521,23 @@ def test_what_means_nothing_in_a_cluster_is_told_and_restarts_nothing() -> None:
     in_world(story)
 
 
+def test_a_network_device_that_nothing_names_is_told_until_it_is_named() -> None:
+    """Workers with adapters of a cloud move KV over TCP, at a small part of what was paid for."""
+    limits = {"vpc.amazonaws.com/efa": 4}
+    template = {"spec": {"containers": [{"name": "worker", "resources": {"limits": limits}}]}}
+
+    async def story(world: World) -> None:
+        await world.edit(lambda spec: spec["pools"][1].update(template=template))
+        await world.settle()
+        assert "Pods of pool decode get vpc.amazonaws.com/efa" in world.condition("NetworkNotNamed")["message"]
+        assert notes(world).count("NetworkNotNamed") == 1
+        await world.edit(lambda spec: spec["pools"][1].update(network={"resources": limits}))
+        await world.settle()
+        assert "NetworkNotNamed" not in {each.type for each in world.status.conditions}
+
+    in_world(story)
+
+
 def test_another_drain_holds_from_the_next_revision_and_the_condition_says_so() -> None:
     async def story(world: World) -> None:
         await world.edit(lambda spec: spec["pools"][1].update(drainSeconds=900))
