@@ -13,6 +13,7 @@ from typing import Final
 
 from control_plane.objects.names import MANAGED, SERVICE, labels_of
 from control_plane.objects.pruning import served_schema
+from control_plane.observe.kept import KEPT
 from control_plane.observe.reading import CHILDREN, OPTIONAL
 from tandem.core.clock import Clock
 from tandem.core.entropy import Entropy
@@ -76,7 +77,7 @@ class Mirror:
         self._routers: Reflector | None = None
         if watched.routers_in is not None:
             selector = Selector(POD, watched.routers_in, ROUTERS)
-            self._routers = Reflector(cluster, selector, clock, entropy, settings)
+            self._routers = Reflector(cluster, selector, clock, entropy, settings, KEPT[POD])
 
     # -- Reading --------------------------------------------------------------------------------------------------
 
@@ -156,7 +157,7 @@ class Mirror:
         for namespace in self._namespaces:
             labels = "" if kind == MODEL_SERVICE else MANAGED
             selector = Selector(kind, namespace, labels)
-            reflector = Reflector(self._cluster, selector, self._clock, self._entropy, self._settings)
+            reflector = Reflector(self._cluster, selector, self._clock, self._entropy, self._settings, KEPT[kind])
             reflector.store.on_change(self._own_change if kind == MODEL_SERVICE else self._child_change)
             self._reflectors[kind, namespace] = reflector
             added.append(reflector)
