@@ -134,10 +134,11 @@ class Fleet:
         """Why nothing could be handed off yet although there are workers for it; None once that is decided."""
         return self._prober.book.unproven() if self._prober is not None else None
 
-    def listing(self) -> tuple[WorkerListing, ...]:
-        """Every worker with its state and its pairs."""
+    def listing(self, *, pairs: bool = True) -> tuple[WorkerListing, ...]:
+        """Every worker with its state and, if asked for, its pairs."""
         book = self._prober.book if self._prober is not None else None
-        return listing(self.peers(), self._worker_counts.fenced, book, self.services, self._clock.now())
+        fenced, now = self._worker_counts.fenced, self._clock.now()
+        return listing(self.peers(), fenced, book, self.services, now, pairs=pairs)
 
     def problems(self) -> dict[str, str]:
         """Members without a usable link, by address, with the reason."""
