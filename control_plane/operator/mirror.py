@@ -69,6 +69,7 @@ class Mirror:
         self._running: dict[Reflector, asyncio.Task[None]] = {}
         self._claims: dict[str, dict[Key, Claim]] = {}
         """By the name of a model, the services that want it."""
+        self._changed_services: set[Key] = set()
         for kind in (MODEL_SERVICE, POD, *CHILDREN):
             self._add(kind)
         self.keda_schema: Json | None = None
@@ -98,6 +99,11 @@ class Mirror:
 
     def service(self, key: Key) -> Json | None:
         return self.stores(key[0])[MODEL_SERVICE].get(key)
+
+    def take_changed_services(self) -> set[Key]:
+        """The services whose objects have changed, come or gone since the last call."""
+        taken, self._changed_services = self._changed_services, set()
+        return taken
 
     def name_holder(self, obj: Json) -> str:
         """The service, as `namespace/name`, that has the model's name of this one."""
@@ -214,6 +220,7 @@ class Mirror:
         return True
 
     def _own_change(self, key: Key, old: Json | None, new: Json | None) -> None:
+        self._changed_services.add(key)
         self._on_change(key)
         before, after = (None if obj is None else claim_of(obj) for obj in (old, new))
         if before == after:
