@@ -14,7 +14,7 @@ from typing import Final, Protocol
 from router.discovery.catalog import Catalog
 from router.discovery.pods import SELECTED, WorkerPod, kept
 from router.discovery.texts import TextSides
-from router.fleet.services import MemberFacts, ServiceFacts
+from router.fleet.services import FactsChanges, MemberChanges, MemberFacts, ServiceFacts
 from tandem.core.clock import Clock
 from tandem.core.entropy import Entropy
 from tandem.core.metrics import Meter
@@ -45,9 +45,7 @@ class DiscoveryListener(Protocol):
 
     def change_members(self, joined: Iterable[str], left: Iterable[str]) -> None: ...
 
-    def change_services(
-        self, facts: Mapping[str, ServiceFacts | None], members: Mapping[str, MemberFacts | None]
-    ) -> None: ...
+    def change_services(self, facts: FactsChanges, members: MemberChanges) -> None: ...
 
     def set_drains(self, within_s: Mapping[str, float]) -> None: ...
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from kv_transfer.index.protocol import BlockIndex, Held
 from router.fleet.handshake import check_hello
 from router.fleet.heartbeat_timeout import TimedOutWorkers, timed_out_workers
+from router.fleet.introduction import first_frame
 from router.fleet.knowledge import BlockKnowledge, LiveWorkers, Pairing
 from router.fleet.listing import WorkerListing, listing
 from router.fleet.orphaned_holders import SharedIndex
@@ -18,7 +19,7 @@ from router.fleet.peer import News, Peer, PeerListener
 from router.fleet.prober import PairProber
 from router.fleet.reconnect_holdoff import ReconnectHoldoff, ReconnectTracker
 from router.fleet.redial import Redial
-from router.fleet.services import MemberFacts, ServiceFacts, ServiceRegistry
+from router.fleet.services import FactsChanges, MemberChanges, MemberFacts, ServiceFacts, ServiceRegistry
 from router.fleet.state_reader import StateReader
 from router.fleet.turn_share import TurnShare, sliced
 from router.fleet.worker_counts import WorkerCounts
@@ -137,12 +138,13 @@ class Fleet:
     def listing(self, *, pairs: bool = True) -> tuple[WorkerListing, ...]:
         """Every worker with its state and, if asked for, its pairs."""
         book = self._prober.book if self._prober is not None else None
-        fenced, now = self._worker_counts.fenced, self._clock.now()
-        return listing(self.peers(), fenced, book, self.services, now, pairs=pairs)
+        return listing(self.peers(), self._worker_counts.fenced, book, self.services, self._clock.now(), pairs=pairs)
 
     def problems(self) -> dict[str, str]:
         """Members without a usable link, by address, with the reason."""
-        return {address: self._problems.get(address, "not connected yet") for address in self._unconnected()}
+        connected = {peer.address for peer in self._peers.values()}
+        absent = [each for each in self._members if each not in connected]
+        return {each: self._problems.get(each, "not connected yet") for each in absent}
 
     # ---- membership ----
 
@@ -153,27 +155,25 @@ class Fleet:
 
     def change_members(self, joined: Iterable[str], left: Iterable[str]) -> None:
         """Add wanted workers, and end the links to others."""
-        forgotten = False
+        known = len(self._hellos)
         for address in left:
             task = self._members.pop(address, None)
             self._problems.pop(address, None)
-            forgotten |= self._hellos.pop(address, None) is not None
+            self._hellos.pop(address, None)
             self._worker_counts.clear(address)
             if task is not None:
                 task.cancel()
         for address in joined:
             if address not in self._members:
                 self._members[address] = self._begin(address)
-        if forgotten:
+        if len(self._hellos) < known:
             self.services.renew(self._hellos.values())
 
     def set_services(self, facts: Iterable[ServiceFacts], members: Iterable[MemberFacts]) -> None:
         """Set the services, which replace all earlier ones, with what is known of their members."""
         self.change_services(*self.services.difference(facts, members))
 
-    def change_services(
-        self, facts: Mapping[str, ServiceFacts | None], members: Mapping[str, MemberFacts | None]
-    ) -> None:
+    def change_services(self, facts: FactsChanges, members: MemberChanges) -> None:
         """Change these services, by model, and what is known of these members, by address; None takes one away."""
         self.services.change(facts, members)
         for model in facts:
@@ -223,10 +223,6 @@ class Fleet:
             return None
         return self._group.create_task(self._keep(address), name=f"link to {address}")
 
-    def _unconnected(self) -> list[str]:
-        connected = {peer.address: None for peer in self._peers.values()}
-        return [address for address in self._members if address not in connected]
-
     # ---- one member ----
 
     async def _keep(self, address: str) -> None:
@@ -247,7 +243,7 @@ class Fleet:
         link = await self._dialer.dial(address, self._deadlines.connect_s)
         reason = "the router stopped"
         try:
-            first = await self._first_frame(link)
+            first = await first_frame(link, self._deadlines.connect_s)
             peer = self._admitted(address, link, first[0])
             reason = await self._serve(peer, first[1:])
         except TandemError as error:
@@ -256,14 +252,6 @@ class Fleet:
         finally:
             link.close(reason)
         raise TandemError("link_lost", reason)
-
-    async def _first_frame(self, link: RouterLink) -> tuple[RouterMessage, ...]:
-        try:
-            async with asyncio.timeout(self._deadlines.connect_s):
-                return await link.tokens.receive()
-        except TimeoutError:
-            reason = f"{link.peer} did not introduce itself within {self._deadlines.connect_s:g} s"
-            raise TandemError("link_lost", reason) from None
 
     def _admitted(self, address: str, link: RouterLink, first: RouterMessage) -> Peer:
         hello = check_hello(address, first)

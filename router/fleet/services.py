@@ -56,6 +56,12 @@ class MemberFacts(NamedTuple):
     ready: bool
 
 
+FactsChanges = Mapping[str, ServiceFacts | None]
+"""Services by the name of their model; None for one that is gone."""
+MemberChanges = Mapping[str, MemberFacts | None]
+"""Members by address; None for one that is gone."""
+
+
 class ServiceRegistry:
     """The services of a router. The fleet owns it and passes on which members have introduced themselves; `of` is
     called for every request."""
@@ -133,7 +139,7 @@ class ServiceRegistry:
         """Replace all services and members by these."""
         self.change(*self.difference(facts, members))
 
-    def change(self, facts: Mapping[str, ServiceFacts | None], members: Mapping[str, MemberFacts | None]) -> None:
+    def change(self, facts: FactsChanges, members: MemberChanges) -> None:
         """Change these services, by model, and these members, by address; None takes one away."""
         self.told = True
         for address, member in members.items():
