@@ -2,6 +2,8 @@
 by the operator's own code, and pods with what scheduler, kubelet and the server itself write into them."""
 
 import asyncio
+from copy import deepcopy
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,7 +29,7 @@ _NODE: Final = "gpu-pool-h100-8x-zone-a"
 
 def llama(number: int, prefills: int, decodes: int) -> Json:
     """One of many services like the example, with so many workers; its model has a name of its own."""
-    service: Json = yaml.safe_load(_EXAMPLE.read_text("utf-8"))
+    service = deepcopy(_example())
     service["metadata"] |= {"name": f"llama-70b-{number:04}", "namespace": NAMESPACE}
     service["spec"]["model"] |= {"name": f"llama-{number:04}", "aliases": [f"chat-{number:04}"]}
     for pool, replicas in zip(service["spec"]["pools"], (prefills, decodes), strict=True):
@@ -35,6 +37,12 @@ def llama(number: int, prefills: int, decodes: int) -> Json:
         pool["replicas"] = replicas
         pool.pop("spare", None)
     return service
+
+
+@cache
+def _example() -> Json:
+    found: Json = yaml.safe_load(_EXAMPLE.read_text("utf-8"))
+    return found
 
 
 async def settled(services: int, prefills: int, decodes: int) -> KeepingCluster:
