@@ -1,16 +1,15 @@
 """How long a request goes on without a listener: drawn lives of resumable requests against a table of leases."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Any
 
 import msgspec
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from router.dispatch.answer_log import AnswerLog
-from router.dispatch.deps import DispatchDeps
 from router.dispatch.resumables import Resumables
 from router.fleet.peer import Peer
 from router.generation import Generation, RequestStatus, Running, Usage
@@ -66,7 +65,7 @@ class Lives:
     def __init__(self, loop: VirtualLoop, world: World) -> None:
         self.loop = loop
         self.world = world
-        self.table = Resumables(cast("DispatchDeps", world.dispatcher._tools))
+        self.table = Resumables(world.dispatcher._tools)
         self.latest: dict[str, Asked] = {}
         self.all: list[Asked] = []
 
@@ -136,7 +135,7 @@ class Lives:
         assert len(self.table) == len(known)
 
 
-def lived(steps: list[tuple[str, str, float]]) -> Callable[[VirtualLoop], Awaitable[None]]:
+def lived(steps: list[tuple[str, str, float]]) -> Callable[[VirtualLoop], Coroutine[Any, Any, None]]:
     async def main(loop: VirtualLoop) -> None:
         world = World(loop, RouterSettings())
         lives = Lives(loop, world)

@@ -6,7 +6,6 @@ it, the same positions come again, and the same reasons are told as before.
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 import pytest
@@ -84,7 +83,7 @@ class Returning:
         """Whether the connection broke, by the client or with the router."""
         until = self.world.clock.now() + (0.05 + unit(self.entropy) * 0.6, 60.0)[below(self.entropy, 3) == 0]
         router = self.world.platform.router.life
-        while not sink.ended.is_set() and self.world.clock.now() < until:
+        while not sink.ended.is_set() and self.world.clock.now() < until:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         if sink.error is not None and "process is dead" in sink.error.message:
             return True
@@ -138,9 +137,8 @@ def lived(seed: int, settings: RouterSettings) -> tuple[Counter[str], list[str]]
         await world.free(60.0)
         return ends, [*story, *spans_of(world)]
 
-    make: Callable[[VirtualLoop], Awaitable[tuple[Counter[str], list[str]]]] = main
     with quiet_logs():
-        return run(make, limit_s=3000.0)
+        return run(main, limit_s=3000.0)
 
 
 @pytest.mark.parametrize("name", SETTINGS)
