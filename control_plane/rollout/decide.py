@@ -63,8 +63,10 @@ def _judged(
 
 
 def _complete(view: View) -> bool:
-    """Whether the revision serves alone, with what must be available: from here on there is no way back."""
-    if view.stable == view.update or view.asleep or view.spec.weight < 100 or view.update not in view.serving:
+    """Whether the revision serves alone, with what must be available: from here on there is no way back. A weight
+    shares traffic with the revision before; the first one has none."""
+    shared = view.stable is not None and view.spec.weight < 100
+    if view.stable == view.update or view.asleep or shared or view.update not in view.serving:
         return False
     ready = view.ready(view.update)
     enough = all(ready[goal.name] >= max(1, goal.replicas - goal.unavailable) for goal in view.goals)

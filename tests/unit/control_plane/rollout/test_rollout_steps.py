@@ -29,6 +29,18 @@ def test_the_first_revision_starts_whole_and_is_done_when_ready() -> None:
     assert world.last.requeue_after_s is None
 
 
+def test_the_first_revision_is_the_stable_one_whatever_its_weight() -> None:
+    """Else the next one would replace nothing: no weight, no comparison and no way back."""
+    world = RolloutWorld(RolloutSpec("one", POOLS, weight=10))
+    world.settle(100)
+    assert world.last is not None
+    assert world.last.state.stable == "one"
+    world.spec = RolloutSpec("two", POOLS, weight=10)
+    world.settle(100)
+    assert world.told == {"one": 90, "two": 10}
+    assert reason(world) == "WeightReached"
+
+
 def test_a_small_weight_gets_one_pod_per_pool_and_its_share_of_traffic() -> None:
     world = updating(weight=10)
     world.settle(100)
