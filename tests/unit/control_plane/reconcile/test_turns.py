@@ -52,6 +52,32 @@ def test_a_service_on_its_way_goes_on_to_newer_defaults() -> None:
     assert state(update_revision="older", rollout=gone_back) == "waits"
 
 
+def test_a_service_that_rests_part_of_the_way_waits_with_what_it_tries_and_is_counted_when_it_goes_on() -> None:
+    tried = msgspec.structs.replace(OWN, engine=EngineSpec(type="simulated", block_tokens=32))
+    own, old = tried, with_image("one")
+    tried = msgspec.structs.replace(tried, pools=old.pools)
+    records = {
+        name: RevisionRecord(name, 1, {}, msgspec.json.decode(msgspec.json.encode(spec)))
+        for name, spec in ((revision_of(old), old), (revision_of(tried), tried))
+    }
+
+    def stands(update: str, reconciling: str, **more: object) -> State:
+        condition = Condition("Reconciling", reconciling, "x", "", "2026-01-01T00:00:00Z")
+        told = ModelServiceStatus(
+            current_revision=revision_of(old),
+            update_revision=update,
+            conditions=(condition,),
+            **more,  # type: ignore[arg-type]
+        )
+        return state_of(told, own, NEW, records)
+
+    assert stands(revision_of(tried), "False") == "waits"
+    assert stands(NEW, "True") == "moves"
+    assert stands(NEW, "False") == "", "it rests again"
+    assert stands(revision_of(tried), "True") == "", "its user's change is on its way"
+    assert stands(NEW, "True", rollout=RolloutStatus(failed_revision=NEW, failure_kind="deadline")) == ""
+
+
 @pytest.mark.parametrize(
     ("reason", "update", "stands"),
     [
