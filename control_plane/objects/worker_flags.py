@@ -15,6 +15,7 @@ from control_plane.objects.installation import (
     NIXL_PORT,
     TLS_DIRECTORY,
     Installation,
+    redis_secret,
 )
 from control_plane.objects.model_volume import model_volume
 from control_plane.objects.names import service_labels, workers_name
@@ -88,6 +89,6 @@ def _variable(key: str) -> str:
 
 def _index(service: ModelService, installation: Installation) -> dict[str, str]:
     name = f"{service.metadata.namespace}.{service.metadata.name}"
-    if service.spec.redis is None and installation.redis_secret is not None:
+    if redis_secret(service, installation) is not None:
         return {"TANDEM_INDEX__SERVICE": name}
     return index_environment(service, name)

@@ -96,8 +96,8 @@ VARIANTS: Final[dict[str, Json]] = {
     "everything": EVERYTHING,
     "two namespaces": {"namespaces": ["llm", "search"]},
     "all namespaces": {"allNamespaces": True, "redis": {"enabled": True}},
-    "a Redis elsewhere": {"redis": {"enabled": True, "url": "rediss://:word@cache.example:6390/0"}},
-    "a Redis in a Secret": {"redis": {"existingSecret": "redis-url"}},
+    "a Redis elsewhere": {"redis": {"enabled": True, "url": "rediss://cache.example:6390/0"}},
+    "a Redis in a Secret": {"redis": {"existingSecret": "redis-url", "existingSecretKey": "uri", "port": 6390}},
     "a store in memory": {"kvStore": {"enabled": True, "modelService": "demo"}},
     "Secrets of others": {
         "kvKey": {"existingSecret": "key"},

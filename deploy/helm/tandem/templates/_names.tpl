@@ -92,13 +92,18 @@ tandem-worker
 {{- if and .Values.redis.enabled (not .Values.redis.url) (not .Values.redis.existingSecret) -}}yes{{- end -}}
 {{- end }}
 
-{{/* The Secret whose key `url` says where Redis is; empty without one. */}}
+{{/* The Secret that says where Redis is; empty without one. */}}
 {{- define "tandem.redisSecret" -}}
 {{- if .Values.redis.existingSecret -}}
 {{ .Values.redis.existingSecret }}
 {{- else if or .Values.redis.url .Values.redis.enabled -}}
 tandem-redis
 {{- end -}}
+{{- end }}
+
+{{/* Its key. `helm upgrade --reuse-values` brings the values of a version that did not know it. */}}
+{{- define "tandem.redisKey" -}}
+{{- ternary (.Values.redis.existingSecretKey | default "url") "url" (not (empty .Values.redis.existingSecret)) -}}
 {{- end }}
 
 {{/* A quantity such as 8Gi as bytes. */}}

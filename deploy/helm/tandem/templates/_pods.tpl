@@ -111,6 +111,6 @@ dialed; who does both dials as well. */}}
 {{- define "tandem.redisEnv" -}}
 {{- with include "tandem.redisSecret" .root }}
 - name: TANDEM_INDEX__REDIS_URL
-  valueFrom: {secretKeyRef: {name: {{ . }}, key: url}}
+  valueFrom: {secretKeyRef: {name: {{ . }}, key: {{ include "tandem.redisKey" $.root }}}}
 {{- end }}
 {{- end }}

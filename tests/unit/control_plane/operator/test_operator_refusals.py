@@ -2,10 +2,12 @@
 
 from collections.abc import Callable
 
+import msgspec
+
 from control_plane.observe.observed import ModelFacts
 from control_plane.operator.model_facts import facts_of
 from tandem.core.sizing import Shape
-from tandem.kube.kinds import DEPLOYMENT, ENGINE_POOL, LEADER_WORKER_SET, Json
+from tandem.kube.kinds import DEPLOYMENT, ENGINE_POOL, KINDS, LEADER_WORKER_SET, MODEL_SERVICE, Json
 from tests.unit.control_plane.operator.test_operator_world import in_world
 from tests.worlds.operator_world import World, notes
 
@@ -20,6 +22,27 @@ def test_a_bad_specification_stops_nothing_that_runs() -> None:
         await world.kill(1)
         await world.settle()
         assert world.condition("Available")["status"] == "True"
+
+    in_world(story)
+
+
+def test_a_password_in_the_url_of_redis_is_refused_and_goes_nowhere() -> None:
+    async def story(world: World) -> None:
+        await world.edit(lambda spec: spec.update(redis="redis://:hunter2@cache:6379"))
+        await world.settle()
+        stalled = world.condition("Stalled")
+        assert (stalled["status"], stalled["reason"]) == ("True", "InvalidSpec")
+        assert "spec.redis: redis has a user or a password" in stalled["message"]
+        assert "name that in redisSecretRef instead" in stalled["message"]
+        made = [each for kind in KINDS.values() if kind != MODEL_SERVICE for each in world.of(kind)]
+        assert "hunter2" not in str([*made, msgspec.to_builtins(world.status)])
+        assert len(world.pods(ready=True)) == 5, "what runs goes on"
+        await world.edit(lambda spec: spec.pop("redis") and spec.update(redisSecretRef={"name": "redis"}))
+        await world.settle()
+        assert world.condition("Stalled")["status"] == "False"
+        source = {"secretKeyRef": {"name": "redis", "key": "url"}}
+        for pod in world.pods(ready=True):
+            assert {"name": "TANDEM_INDEX__REDIS_URL", "valueFrom": source} in pod["spec"]["containers"][0]["env"]
 
     in_world(story)
 

@@ -43,6 +43,7 @@ OTHERS: dict[str, Any] = {
     "engine.extraArgs": {"seed": 7},
     "tiers": {"dram": "1Ti"},
     "redis": "redis://other",
+    "redisSecretRef": {"name": "other"},
     "pools.name": "other",
     "pools.role": "prefill",
     "pools.parallelism": {"pipeline": 8},
@@ -137,6 +138,7 @@ def test_the_order_of_pools_is_of_no_matter() -> None:
 def test_it_is_the_same_everywhere_and_always() -> None:
     """Another value here restarts every worker of every cluster that upgrades."""
     assert {name: revision_of(spec) for name, spec in SPECS.items()} == {
+        "Redis in a Secret": "10248e7148",
         "smallest": "31580a30a3",
         "one node": "e223cfb038",
         "70B, TP 4, P/D, autoscaled": "50df3b6bfe",

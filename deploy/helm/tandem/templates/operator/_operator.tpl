@@ -24,7 +24,7 @@
 {{- end }}
 {{- end }}
 {{- with include "tandem.redisSecret" . }}
-- --redis_secret={{ . }}/url
+- --redis_secret={{ . }}/{{ include "tandem.redisKey" $ }}
 {{- end }}
 {{- with .Values.telemetry.otlpEndpoint }}
 - --installation.otlp_endpoint={{ . }}
