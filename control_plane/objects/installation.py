@@ -7,6 +7,7 @@ import msgspec
 
 from tandem.spec.pool import Pool, engine_of
 from tandem.spec.service import ModelService
+from tandem.spec.tenants import Tenants, read_tenants
 
 LINK_PORT: Final = 7400
 KV_PORT: Final = 7401
@@ -51,6 +52,8 @@ class Installation:
     """Label of nodes whose value is the type of their accelerators, if this cluster has one."""
     rollouts_at_once: int = 0
     """Services that take over a changed default (an image, a Redis) at once, the oldest first; 0 for any number."""
+    tenants: tuple[str, ...] = ()
+    """Names that the models of each namespace may have, `NAMESPACE=PATTERN` each; without any every name."""
     in_cluster: bool = True
     """Routers and stores are the installation's. Without a cluster (`tandem up`, Ray) they are the services' own."""
     template_secrets: tuple[str, ...] = ()
@@ -76,6 +79,11 @@ def completed(service: ModelService, installation: Installation) -> ModelService
     pools = tuple(_with_image(service, pool, installation) for pool in spec.pools)
     redis = installation.redis_url if spec.redis is None and spec.redis_secret_ref is None else spec.redis
     return msgspec.structs.replace(service, spec=msgspec.structs.replace(spec, pools=pools, redis=redis))
+
+
+def tenants_of(installation: Installation) -> Tenants:
+    """The names that each namespace may use. Raises `bad_setting`."""
+    return read_tenants(installation.tenants)
 
 
 def redis_secret(service: ModelService, installation: Installation) -> tuple[str, str] | None:

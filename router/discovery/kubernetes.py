@@ -24,6 +24,7 @@ from tandem.kube.kinds import MODEL_SERVICE, POD
 from tandem.kube.reflector import Reflector, ReflectorSettings
 from tandem.kube.store import Key
 from tandem.process.logs import event
+from tandem.spec.tenants import EVERYBODY, Tenants
 
 _log = logging.getLogger(__name__)
 
@@ -57,6 +58,8 @@ class WatchDeps:
     clock: Clock
     entropy: Entropy
     meter: Meter
+    tenants: Tenants = EVERYBODY
+    """Services whose names it refuses are not served."""
 
 
 class KubernetesDiscovery:
@@ -79,6 +82,7 @@ class KubernetesDiscovery:
         self._clock = tools.clock
         self._entropy = tools.entropy
         self._meter = tools.meter
+        self._tenants = tools.tenants
         self._always = tuple(always)
         self._settings = settings or _SETTINGS
         self._changed = asyncio.Event()
@@ -149,6 +153,9 @@ class KubernetesDiscovery:
         for reflector in services:
             for obj in reflector.store:
                 key = obj["metadata"].get("namespace", ""), obj["metadata"]["name"]
+                if (refused := self._tenants.refused(obj)) is not None:
+                    problems.append(f"{'/'.join(key)} is not served: {refused}")
+                    continue
                 try:
                     found[key] = service_of(obj)
                 except TandemError as error:

@@ -95,6 +95,17 @@ VARIANTS: Final[dict[str, Json]] = {
     "defaults": {},
     "everything": EVERYTHING,
     "two namespaces": {"namespaces": ["llm", "search"]},
+    "tenants": {
+        "tenants": [{"namespace": "llm", "models": ["llm/*", "common"]}, {"namespace": "search", "models": ["*"]}],
+        "redis": {"enabled": True},
+        "kvStore": {"enabled": True, "modelService": "llama", "namespace": "llm"},
+    },
+    "tenants of a cluster's issuer": {
+        "tenants": [{"namespace": "llm", "models": ["llm/*"]}],
+        "kvKey": {"existingSecret": "key", "tenantsSecret": "keys"},
+        "redis": {"existingSecret": "redis-url"},
+        "tls": {"source": "certManager", "certManager": {"issuerRef": {"name": "company"}}},
+    },
     "all namespaces": {"allNamespaces": True, "redis": {"enabled": True}},
     "a Redis elsewhere": {"redis": {"enabled": True, "url": "rediss://cache.example:6390/0"}},
     "a Redis in a Secret": {"redis": {"existingSecret": "redis-url", "existingSecretKey": "uri", "port": 6390}},
