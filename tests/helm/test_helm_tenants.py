@@ -133,7 +133,7 @@ def test_redis_has_a_user_for_each_with_keys_of_its_own() -> None:
         assert own["url"] == f"redis://{name}:{own['password']}@tandem-redis.{NAMESPACE}:6379/0"
         assert found[name][0] == f"#{hashlib.sha256(own['password'].encode()).hexdigest()}"
     assert {name: keys for name, (_, keys) in found.items()} == {
-        "routers": ["~llm.*", "~search.*"],
+        "routers": ["~tandem:*", "~llm.*", "~search.*"],
         "tenant-llm": ["~llm.*"],
         "tenant-search": ["~search.*"],
     }

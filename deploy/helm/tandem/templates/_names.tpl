@@ -151,7 +151,7 @@ tandem-redis
 
 {{/* What the index asks of Redis, by itself and in its scripts. */}}
 {{- define "tandem.redisCommands" -}}
-+ping +role +info +client|setinfo +script|load +eval +evalsha +time +get +set +del +exists +incr +expire +pexpire +zadd +zrem +zrange +zremrangebyscore +hget +hset +hdel +hgetall
++ping +role +info +script|load +eval +evalsha +time +get +set +del +exists +incr +expire +pexpire +zadd +zrem +zrange +zremrangebyscore +hget +hset +hdel +hgetall
 {{- end }}
 
 {{/* A quantity such as 8Gi as bytes. */}}
