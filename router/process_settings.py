@@ -54,6 +54,9 @@ class ProcessSettings:
     """Names that the models of each namespace may have, `NAMESPACE=PATTERN` each; without any every name."""
     tenant_keys: Path | None = None
     """A directory with a file of ticket keys for each namespace of `tenants`, by its name, which its workers have."""
+    tenant_credentials: Path | None = None
+    """A directory with a directory of credentials for each namespace of `tenants`, by its name, in which each file is
+    what an environment variable would be. With it the process's own are for no tenant."""
     text_files: Path | None = None
     """A directory with a directory `NAMESPACE/NAME` for each service whose tokenizer the router cannot get from where
     the service says."""

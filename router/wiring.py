@@ -16,7 +16,7 @@ from router.api.errors import explain
 from router.api.grpc.server import PublicGrpc
 from router.api.rest.app import RestApp
 from router.discovery.kubernetes import Connect, KubernetesDiscovery, WatchDeps
-from router.discovery.loading import load_text_side
+from router.discovery.loading import credentials_in, load_text_side
 from router.discovery.model_service import TextSource, facts_of
 from router.discovery.texts import TextSide, TextSides
 from router.dispatch.deps import DispatchDeps
@@ -77,7 +77,8 @@ class Wiring:
         shared = _shared_index(settings, meter)
         fleet = self._fleet(clock, entropy, meter, shared)
         dispatcher = Dispatcher(fleet, self._tools(clock, entropy, meter, telemetry, fleet.services))
-        texts = _text_sides(settings, self.templates) if settings.kubernetes else None
+        load = text_loader(settings, self.templates)
+        texts = TextSides(load, self.templates.clock) if settings.kubernetes else None
         services = ApiDeps(
             dispatcher,
             self.renderers if texts is None else texts,
@@ -190,11 +191,19 @@ def _shared_index(settings: ProcessSettings, meter: Meter) -> "RedisIndex | None
     return RedisIndex(settings.index, meter, redis_client(settings.index))
 
 
-def _text_sides(settings: ProcessSettings, templates: Templates) -> TextSides:
-    def load(model: str, source: TextSource) -> TextSide:
-        return load_text_side(model, source, settings.text_files, settings.cache, templates)
+def text_loader(settings: ProcessSettings, templates: Templates) -> Callable[[str, TextSource], TextSide]:
+    """Reads the text side of a model, with the credentials of its tenant where there are tenants. It blocks."""
+    given = settings.tenant_credentials
 
-    return TextSides(load, templates.clock)
+    def load(model: str, source: TextSource) -> TextSide:
+        if given is None:
+            return load_text_side(model, source, settings.text_files, settings.cache, templates)
+        # What one tenant's credentials have brought is kept from the others.
+        namespace = source.service.partition("/")[0]
+        cache, own = None if settings.cache is None else settings.cache / namespace, credentials_in(given / namespace)
+        return load_text_side(model, source, settings.text_files, cache, templates, own)
+
+    return load
 
 
 def _connecting(settings: ProcessSettings) -> Connect:

@@ -96,7 +96,10 @@ VARIANTS: Final[dict[str, Json]] = {
     "everything": EVERYTHING,
     "two namespaces": {"namespaces": ["llm", "search"]},
     "tenants": {
-        "tenants": [{"namespace": "llm", "models": ["llm/*", "common"]}, {"namespace": "search", "models": ["*"]}],
+        "tenants": [
+            {"namespace": "llm", "models": ["llm/*", "common"], "credentialsSecret": "hub"},
+            {"namespace": "search", "models": ["*"]},
+        ],
         "redis": {"enabled": True},
         "kvStore": {"enabled": True, "modelService": "llama", "namespace": "llm"},
     },

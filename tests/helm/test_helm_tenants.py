@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from typing import Any, Final
 import pytest
 
 from control_plane.objects.worker_flags import worker_flags
+from kv_transfer.index import redis_scripts
 from tandem.spec.reading import read_service
 from tandem.spec.service import Metadata, ModelService
 from tests.helm.charts import NAMESPACE, VARIANTS, Json, helm, of_kind, render, rendered
@@ -80,6 +82,13 @@ def test_routers_have_the_keys_of_those_whom_they_serve() -> None:
     (workload,) = of_kind(OBJECTS, "Deployment", "tandem-router")
     volumes = {each["name"]: each for each in workload["spec"]["template"]["spec"]["volumes"]}
     assert volumes["tenant-keys"]["secret"]["secretName"] == "tandem-tenant-keys"
+    assert settings.tenant_credentials is not None
+    (container,) = workload["spec"]["template"]["spec"]["containers"]
+    mounted = {each["mountPath"]: volumes[each["name"]] for each in container["volumeMounts"]}
+    places = {namespace: str(settings.tenant_credentials / namespace) for namespace in TENANTS}
+    assert mounted[places["llm"]]["secret"]["secretName"] == "hub"
+    assert places["search"] not in mounted, "it has none"
+    assert "envFrom" not in container
 
 
 def test_operator_and_routers_look_at_tenants_alone_and_have_no_rights_on_secrets() -> None:
@@ -116,6 +125,16 @@ def test_the_certificate_of_a_tenant_names_its_workers_and_nothing_else(tmp_path
         assert [line.strip() for line in said.splitlines()[1:]] == [names]
         checked = ["openssl", "verify", "-CAfile", str(tmp_path / "ca.crt"), str(tmp_path / "tls.crt")]
         assert "OK" in subprocess.run(checked, check=True, capture_output=True, text=True).stdout
+
+
+def test_users_of_redis_may_do_what_the_index_does() -> None:
+    scripts = [value for name, value in vars(redis_scripts).items() if name.isupper() and "redis.call" in str(value)]
+    asked = {each for script in scripts for each in re.findall(r"\bcall\('([A-Z]+)'", script)}
+    assert len(asked) > 10
+    (users,) = of_kind(OBJECTS, "Secret", "tandem-redis-users")
+    for line in users["stringData"]["users.acl"].splitlines()[1:]:
+        assert {"+eval", "+evalsha", "+script|load", "+role", "+info"} <= set(line.split())
+        assert {f"+{each.lower()}" for each in asked} <= set(line.split())
 
 
 def test_redis_has_a_user_for_each_with_keys_of_its_own() -> None:
@@ -197,6 +216,7 @@ _TENANT: Final[Json] = {"tenants": [{"namespace": "llm", "models": ["*"]}]}
             {**_TENANT, "gitops": True, "tls": {"enabled": False}},
             "make a Secret with a key of its own of 64 hexadecimal digits",
         ),
+        ({**_TENANT, "router": {"cache": {"credentialsSecret": "hub"}}}, "in tenants[].credentialsSecret"),
         ({"tenants": [{"namespace": "llm", "models": []}]}, "models"),
         ({"tenants": [{"namespace": "llm"}]}, "models"),
         ({"tenants": [{"namespace": "llm", "models": ["a,b"]}]}, "models"),

@@ -60,6 +60,7 @@ annotations:
   {{- if or .Values.namespaces .Values.allNamespaces }}{{ fail "tenants name the namespaces of ModelServices: leave namespaces and allNamespaces out" }}{{ end -}}
   {{- if has .Release.Namespace $found }}{{ fail (printf "tenants: %s is the namespace of the release, whose Secrets are the installation's; give the tenant another one" .Release.Namespace) }}{{ end -}}
   {{- if ne (len $found) (len (uniq $found)) }}{{ fail "tenants: each namespace may be named once, with all its patterns in models" }}{{ end -}}
+  {{- if .Values.router.cache.credentialsSecret }}{{ fail "tenants: router.cache.credentialsSecret would be used for the models of all of them; name one for each in tenants[].credentialsSecret" }}{{ end -}}
   {{- if and .Values.kvStore.enabled (not (has .Values.kvStore.namespace $found)) }}{{ fail "kvStore.namespace: name the tenant's namespace that the ModelService is in" }}{{ end -}}
 {{- end -}}
 {{- dict "all" $found | toJson -}}

@@ -14,6 +14,7 @@
 {{- if .Values.tenants }}
 - --tenants={{ include "tandem.tenantNames" . }}
 - --tenant_keys=/var/run/tandem/tenant-keys
+- --tenant_credentials=/var/run/tandem/tenant-credentials
 {{- end }}
 - --ticket_key_file=/var/run/tandem/kv-key/keys
 - --cache=/var/cache/tandem
