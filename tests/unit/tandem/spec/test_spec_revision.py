@@ -135,6 +135,11 @@ def test_the_order_of_pools_is_of_no_matter() -> None:
     assert revision_of(turned) == revision_of(spec)
 
 
+def test_workers_of_a_tenant_are_another_revision() -> None:
+    for spec in SPECS.values():
+        assert revision_of(spec, tenant=True) != revision_of(spec)
+
+
 def test_it_is_the_same_everywhere_and_always() -> None:
     """Another value here restarts every worker of every cluster that upgrades."""
     assert {name: revision_of(spec) for name, spec in SPECS.items()} == {
