@@ -13,6 +13,7 @@ from router.discovery.texts import TextSide
 from tandem.core.errors import TandemError
 from tandem.engine.simulated.presets import SimulatedSettings
 from tandem.model.directory import open_model
+from tandem.model.hub import download, is_hub_id
 from tandem.spec.model import FETCHED
 from tandem.weights.cache import DEFAULT_DIRECTORY, WeightsCache
 from tandem.weights.locate import bring_texts
@@ -46,8 +47,9 @@ def load_text_side(
             SimpleRenderer(templates.clock), SimulatedSettings(preset=source.preset).resolved.context_tokens
         )
     place = _place(source, files, cache, os.environ if environment is None else environment)
-    token = None if environment is None else environment.get("HF_TOKEN", "").strip() or False
-    directory = open_model(place, name=name, cache=cache, weights=False, token=token)
+    if environment is not None and is_hub_id(place) and not Path(place).is_dir():
+        place = str(download(place, cache, weights=False, token=environment.get("HF_TOKEN", "").strip() or False))
+    directory = open_model(place, name=name, cache=cache, weights=False)
     # Of the model's files alone: who may write a service may not have the router read any file that it can.
     directory = directory.with_template(source.model.chat_template)
     parsers = ParserSettings(source.model.tool_parser, source.model.reasoning_parser)

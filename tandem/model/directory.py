@@ -143,21 +143,15 @@ class _TokenizerFile(msgspec.Struct):
 
 
 def open_model(
-    model: str,
-    *,
-    name: str | None = None,
-    cache: Path | None = None,
-    weights: bool = True,
-    token: str | bool | None = None,
+    model: str, *, name: str | None = None, cache: Path | None = None, weights: bool = True
 ) -> ModelDirectory:
     """Resolve `demo`, a directory or a hub id (`owner/name`, `owner/name@revision`), and read its configuration as it
     stands.
 
     A hub id is downloaded into `cache` (default: the hub's own), without `weights` only what is small; `HF_ENDPOINT`,
-    `HF_TOKEN` and `HF_HUB_OFFLINE` are honoured; `token` replaces the token, and False asks without one. Blocks while
-    downloading. Raises `bad_model` in one sentence.
+    `HF_TOKEN` and `HF_HUB_OFFLINE` are honoured. Blocks while downloading. Raises `bad_model` in one sentence.
     """
-    path = _locate(model, cache, weights, token)
+    path = _locate(model, cache, weights)
     raw = read_object(path / CONFIG_FILE)
     generation = path / GENERATION_FILE
     shown = model.partition("@")[0] if not Path(model).expanduser().is_dir() else path.resolve().name
@@ -174,7 +168,7 @@ def _text(path: Path) -> str:
         raise TandemError("bad_model", f"{path}: not a chat template: {error}", param="model") from error
 
 
-def _locate(model: str, cache: Path | None, weights: bool, token: str | bool | None) -> Path:
+def _locate(model: str, cache: Path | None, weights: bool) -> Path:
     if model == DEMO:
         return Path(__file__).resolve().parent.parent / "models" / DEMO
     path = Path(model).expanduser()
@@ -184,4 +178,4 @@ def _locate(model: str, cache: Path | None, weights: bool, token: str | bool | N
         raise TandemError("bad_model", f"{model} is a file; --model takes a directory, a hub id or {DEMO!r}")
     if not is_hub_id(model):
         raise TandemError("bad_model", f"{model}: no such directory, and not a hub id of the form owner/name")
-    return download(model, cache, weights=weights, token=token)
+    return download(model, cache, weights=weights)

@@ -87,11 +87,12 @@ def test_credentials_of_a_tenant_are_for_its_models_alone(tmp_path: Path, monkey
 def test_a_tenant_without_a_token_asks_the_hub_without_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tokens: list[object] = []
 
-    def download(model: str, cache: Path | None, *, weights: bool, token: object) -> Path:
+    def download(model: str, cache: Path | None, *, weights: bool, token: object = None) -> Path:
         tokens.append(token)
         return open_model("demo").path
 
-    monkeypatch.setattr("tandem.model.directory.download", download)
+    for module in ("tandem.model.directory", "router.discovery.loading"):
+        monkeypatch.setattr(f"{module}.download", download)
     templates = InlineTemplates(LoopClock(VirtualLoop()))
     source = TextSource("a/s", Model("hf://org/model"), False, True)
     for environment in (None, {}, {"HF_TOKEN": "hf_a\n"}):
