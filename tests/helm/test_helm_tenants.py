@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+import yaml
 
 from control_plane.objects.worker_flags import worker_flags
 from kv_transfer.index import redis_scripts
 from tandem.spec.reading import read_service
 from tandem.spec.service import Metadata, ModelService
-from tests.helm.charts import NAMESPACE, VARIANTS, Json, helm, of_kind, render, rendered
+from tandem.spec.tenants import read_tenants
+from tests.helm.charts import NAMESPACE, VARIANTS, Json, helm, notes, of_kind, render, rendered
 from tests.helm.secret_server import SecretServer, serving
 from tests.helm.test_helm_flags import operator, router, store
 
@@ -226,6 +228,15 @@ def test_what_would_not_part_them_is_refused(values: Json, said: str) -> None:
     with pytest.raises(helm.HelmError) as caught:
         render(values)
     assert said in str(caught.value)
+
+
+def test_notes_show_a_service_that_the_first_tenant_may_have() -> None:
+    said = notes(VARIANTS["tenants"])
+    (shown,) = re.findall(r"<<YAML\n(.*?)\n *YAML", said, re.DOTALL)
+    service = yaml.safe_load(shown)
+    assert service["metadata"]["namespace"] == "llm"
+    assert read_tenants(router("tenants").tenants).refused(service) is None
+    assert f'"model": "{service["spec"]["model"]["name"]}"' in said
 
 
 def test_gitops_draws_no_passwords() -> None:
