@@ -187,7 +187,14 @@ def test_a_namespace_that_becomes_a_tenants_keeps_nothing_that_it_shared(cluster
         before, after = secrets(shared, namespace), secrets(parted, namespace)
         assert before["tandem-kv-key"] != after["tandem-kv-key"]
         assert before["tandem-tls"]["tls.key"] != after["tandem-tls"]["tls.key"]
-        assert before["tandem-tls"]["ca.crt"] == after["tandem-tls"]["ca.crt"]
+    before, after = secrets(shared, NAMESPACE), secrets(parted, NAMESPACE)
+    assert before["tandem-ca"] != after["tandem-ca"], "a tenant has a certificate of routers by the old one"
+    for name, key in (("tandem-tls", "tls.key"), ("tandem-kv-key", "keys")):
+        assert before[name][key] != after[name][key]
+    install(server, parted)
+    again = render(VARIANTS["tenants"], config=config, upgrade=True)
+    for place in (NAMESPACE, *TENANTS):
+        assert secrets(again, place) == secrets(parted, place)
     keys = [secrets(parted, namespace)["tandem-kv-key"]["keys"] for namespace in (NAMESPACE, *TENANTS)]
     assert len(set(keys)) == 3
 
