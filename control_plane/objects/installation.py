@@ -7,6 +7,7 @@ import msgspec
 
 from tandem.spec.pool import Pool, engine_of
 from tandem.spec.service import ModelService
+from tandem.spec.tenants import Tenants, read_tenants
 
 LINK_PORT: Final = 7400
 KV_PORT: Final = 7401
@@ -35,7 +36,7 @@ class Installation:
     tls_name: str = "tandem-worker"
     """The name in that certificate, by which workers know each other."""
     redis_url: str | None = None
-    """Redis URL of services that name none."""
+    """Redis URL of services that name none, without user and password: workers find it in a ConfigMap."""
     redis_secret: str | None = None
     """`NAME/KEY` of a Secret with that URL instead, so that its password is in no other object."""
     otlp_endpoint: str | None = None
@@ -51,6 +52,8 @@ class Installation:
     """Label of nodes whose value is the type of their accelerators, if this cluster has one."""
     rollouts_at_once: int = 0
     """Services that take over a changed default (an image, a Redis) at once, the oldest first; 0 for any number."""
+    tenants: tuple[str, ...] = ()
+    """Names that the models of each namespace may have, `NAMESPACE=PATTERN` each; without any every name."""
     in_cluster: bool = True
     """Routers and stores are the installation's. Without a cluster (`tandem up`, Ray) they are the services' own."""
     template_secrets: tuple[str, ...] = ()
@@ -74,8 +77,25 @@ def completed(service: ModelService, installation: Installation) -> ModelService
     does."""
     spec = service.spec
     pools = tuple(_with_image(service, pool, installation) for pool in spec.pools)
-    redis = spec.redis if spec.redis is not None else installation.redis_url
+    redis = installation.redis_url if spec.redis is None and spec.redis_secret_ref is None else spec.redis
     return msgspec.structs.replace(service, spec=msgspec.structs.replace(spec, pools=pools, redis=redis))
+
+
+def tenants_of(installation: Installation) -> Tenants:
+    """The names that each namespace may use. Raises `bad_setting`."""
+    return read_tenants(installation.tenants)
+
+
+def redis_secret(service: ModelService, installation: Installation) -> tuple[str, str] | None:
+    """The Secret and its key by which the service's workers get the URL of Redis; None where a URL is written out, or
+    there is no Redis."""
+    ref = service.spec.redis_secret_ref
+    if ref is not None:
+        return ref.name, ref.key
+    if service.spec.redis is not None or installation.redis_secret is None:
+        return None
+    name, _, key = installation.redis_secret.partition("/")
+    return name, key or "url"
 
 
 def _with_image(service: ModelService, pool: Pool, installation: Installation) -> Pool:

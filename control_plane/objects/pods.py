@@ -13,6 +13,7 @@ from control_plane.objects.installation import (
     NIXL_PORT,
     TLS_DIRECTORY,
     Installation,
+    redis_secret,
 )
 from control_plane.objects.merging import merged
 from control_plane.objects.model_volume import CACHE, ModelVolume, model_volume
@@ -253,11 +254,11 @@ def _identity() -> list[Json]:
 
 
 def _redis(installation: Installation, service: ModelService) -> list[Json]:
-    if installation.redis_secret is None or service.spec.redis is not None:
+    found = redis_secret(service, installation)
+    if found is None:
         return []
-    secret, _, key = installation.redis_secret.partition("/")
-    source = {"secretKeyRef": {"name": secret, "key": key or "url"}}
-    return [{"name": "TANDEM_INDEX__REDIS_URL", "valueFrom": source}]
+    name, key = found
+    return [{"name": "TANDEM_INDEX__REDIS_URL", "valueFrom": {"secretKeyRef": {"name": name, "key": key}}}]
 
 
 def _telemetry(installation: Installation) -> list[Json]:

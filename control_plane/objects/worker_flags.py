@@ -15,6 +15,7 @@ from control_plane.objects.installation import (
     NIXL_PORT,
     TLS_DIRECTORY,
     Installation,
+    redis_secret,
 )
 from control_plane.objects.model_volume import model_volume
 from control_plane.objects.names import service_labels, workers_name
@@ -22,6 +23,7 @@ from tandem.kube.kinds import CONFIG_MAP, Json
 from tandem.process.settings import PREFIX
 from tandem.spec.pool import Pool
 from tandem.spec.service import ModelService
+from tandem.spec.tenants import ROUTER_NAME, tenant_name
 from tandem.spec.worker_settings import as_flags, index_environment, worker_settings
 
 _IP: Final = "$(POD_IP)"
@@ -66,7 +68,7 @@ def worker_flags(
             "link.tls.certificate": f"{TLS_DIRECTORY}/tls.crt" if tls else None,
             "link.tls.private_key": f"{TLS_DIRECTORY}/tls.key" if tls else None,
             "link.tls.authority": f"{TLS_DIRECTORY}/ca.crt" if tls else None,
-            "link.tls.server_name": installation.tls_name if tls else None,
+            **(_names(service, installation) if tls else {}),
             "kv.transports": ",".join(transports),
             "kv.host": _IP,
             "kv.port": KV_PORT,
@@ -82,12 +84,21 @@ def worker_flags(
     )
 
 
+def _names(service: ModelService, installation: Installation) -> dict[str, object]:
+    """Names in certificates: by which workers know each other, and which are let in. Of tenants those are routers and
+    workers of the same namespace."""
+    if not installation.tenants:
+        return {"link.tls.server_name": installation.tls_name}
+    name = tenant_name(installation.tls_name, service.metadata.namespace or "")
+    return {"link.tls.server_name": name, "link.tls.client_names": f"{ROUTER_NAME},{name}"}
+
+
 def _variable(key: str) -> str:
     return PREFIX + key.upper().replace(".", "__")
 
 
 def _index(service: ModelService, installation: Installation) -> dict[str, str]:
     name = f"{service.metadata.namespace}.{service.metadata.name}"
-    if service.spec.redis is None and installation.redis_secret is not None:
+    if redis_secret(service, installation) is not None:
         return {"TANDEM_INDEX__SERVICE": name}
     return index_environment(service, name)

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import msgspec
 
-from control_plane.objects.installation import Installation
+from control_plane.objects.installation import Installation, tenants_of
 from control_plane.objects.revisions import PoolRecord, RevisionRecord, rendered
 from control_plane.objects.scheduling import nodes_of
 from control_plane.objects.workload import record_of
@@ -37,6 +37,7 @@ from tandem.spec.vllm import kinds_served
 
 INVALID: Final = "InvalidSpec"
 NAME_CONFLICT: Final = "NameConflict"
+NAME_NOT_ALLOWED: Final = "NameNotAllowed"
 _UNKNOWN: Final[GateResult] = "unknown"
 
 
@@ -66,7 +67,7 @@ class DesiredState:
 def desired_state_of(observed: Observed, installation: Installation) -> DesiredState:
     """The state that the service is to reach."""
     status = read_status(observed.object)
-    blocked = _blocked(observed, status)
+    blocked = _blocked(observed, status, installation)
     service = observed.wish.service
     records = {**_without_record(observed), **observed.records}
     kept = status.update_revision if rests_part_way(status) else status.current_revision
@@ -90,12 +91,14 @@ def read_status(obj: Json) -> ModelServiceStatus:
         return ModelServiceStatus()
 
 
-def _blocked(observed: Observed, status: ModelServiceStatus) -> Blocked | None:
+def _blocked(observed: Observed, status: ModelServiceStatus, installation: Installation) -> Blocked | None:
     wish = observed.wish
     if wish.problem is not None:
         return Blocked(INVALID, wish.problem, {})
     if wish.service is None:
         return Blocked(INVALID, "the specification cannot be read", {})
+    if (refused := tenants_of(installation).refused(observed.object)) is not None:
+        return Blocked(NAME_NOT_ALLOWED, f"It is not served: {refused}.", {})
     if observed.name_holder not in ("", f"{observed.namespace}/{observed.name}"):
         taken = f"{observed.name_holder} serves a model called {wish.service.model_name!r} already"
         return Blocked(NAME_CONFLICT, f"{taken}: delete one of them, or make one with another model.name.", {})

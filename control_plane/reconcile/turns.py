@@ -142,4 +142,5 @@ def _by_defaults(own: Spec, current: RevisionRecord) -> bool:
         for pool in own.pools
     )
     redis = own.redis if own.redis is not None else current.spec.get("redis")
-    return revision_of(msgspec.structs.replace(own, pools=filled, redis=redis)) == current.name
+    filled_in = msgspec.structs.replace(own, pools=filled, redis=redis)
+    return any(revision_of(filled_in, tenant=tenant) == current.name for tenant in (False, True))

@@ -61,6 +61,7 @@ class Fleet:
         prober: PairProber | None = None,
         shared: SharedIndex | None = None,
         knowledge: Callable[..., BlockKnowledge] = BlockKnowledge,
+        services: ServiceRegistry | None = None,
     ) -> None:
         """Without a `prober`, every pair of workers is trusted; without `shared`, only links report blocks.
         `knowledge` makes the knowledge of blocks, from the arguments of `BlockKnowledge`."""
@@ -83,7 +84,7 @@ class Fleet:
         self._roots: dict[str, tuple[tuple[bytes, int], ...]] = {}
         self._hellos: dict[str, Hello] = {}
         self._revisions: dict[str, tuple[str, ...]] = {}
-        self.services = ServiceRegistry()
+        self.services = services or ServiceRegistry()
         """What is known of models beyond what their workers report."""
         self._problems: dict[str, str] = {}
         self._drains: dict[str, float] = {}
@@ -266,9 +267,9 @@ class Fleet:
             raise TandemError("link_lost", reason) from None
 
     def _admitted(self, address: str, link: RouterLink, first: RouterMessage) -> Peer:
-        hello = check_hello(address, first)
+        hello = check_hello(address, first, self.services)
         known = self._peers.get(hello.worker_id)
-        if known is not None and known.epoch == hello.epoch:
+        if known is not None and (known.epoch == hello.epoch or known.view.model != hello.model):
             reason = f"worker {hello.worker_id} at {address} has a link at {known.address} already"
             self._worker_counts.fence(address, hello, reason)
             raise TandemError("bad_setting", reason, param="members")

@@ -19,6 +19,7 @@ from tandem.spec.service import Spec
 from tandem.spec.text import camel
 
 DIGITS: Final = 10
+_TENANT: Final = b" of a tenant"
 SPEC_LEFT_OUT: Final = frozenset({"rollout", "routing", "slo", "router", "store"})
 POOL_LEFT_OUT: Final = frozenset({"replicas", "autoscaling", "spare", "drain_seconds"})
 MODEL_LEFT_OUT: Final = frozenset({"aliases"})
@@ -28,9 +29,10 @@ _LEFT_OUT: Final[Mapping[type, frozenset[str]]] = MappingProxyType(
 )
 
 
-def revision_of(spec: Spec) -> str:
-    """10 hexadecimal digits. The order of pools is of no matter."""
-    text = msgspec.json.encode(_canonical(spec), order="sorted")
+def revision_of(spec: Spec, *, tenant: bool = False) -> str:
+    """10 hexadecimal digits. The order of pools is of no matter. Workers of a `tenant` are another revision: they let
+    others in than without tenants."""
+    text = msgspec.json.encode(_canonical(spec), order="sorted") + (_TENANT if tenant else b"")
     return hashlib.sha256(text).hexdigest()[:DIGITS]
 
 

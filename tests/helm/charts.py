@@ -95,9 +95,23 @@ VARIANTS: Final[dict[str, Json]] = {
     "defaults": {},
     "everything": EVERYTHING,
     "two namespaces": {"namespaces": ["llm", "search"]},
+    "tenants": {
+        "tenants": [
+            {"namespace": "llm", "models": ["llm/*", "common"], "credentialsSecret": "hub"},
+            {"namespace": "search", "models": ["*"]},
+        ],
+        "redis": {"enabled": True},
+        "kvStore": {"enabled": True, "modelService": "llama", "namespace": "llm"},
+    },
+    "tenants of a cluster's issuer": {
+        "tenants": [{"namespace": "llm", "models": ["llm/*"]}],
+        "kvKey": {"existingSecret": "key", "tenantsSecret": "keys"},
+        "redis": {"existingSecret": "redis-url"},
+        "tls": {"source": "certManager", "certManager": {"issuerRef": {"name": "company"}}},
+    },
     "all namespaces": {"allNamespaces": True, "redis": {"enabled": True}},
-    "a Redis elsewhere": {"redis": {"enabled": True, "url": "rediss://:word@cache.example:6390/0"}},
-    "a Redis in a Secret": {"redis": {"existingSecret": "redis-url"}},
+    "a Redis elsewhere": {"redis": {"enabled": True, "url": "rediss://cache.example:6390/0"}},
+    "a Redis in a Secret": {"redis": {"existingSecret": "redis-url", "existingSecretKey": "uri", "port": 6390}},
     "a store in memory": {"kvStore": {"enabled": True, "modelService": "demo"}},
     "Secrets of others": {
         "kvKey": {"existingSecret": "key"},

@@ -102,6 +102,7 @@ def test_wrong_types_and_unknown_keys_are_refused_by_name(path: str) -> None:
         ({"namespaces": ["Not_a_name"]}, "namespaces"),
         ({"namespaces": ["twice", "twice"]}, "namespaces"),
         ({"redis": {"url": "http://cache"}}, "url"),
+        ({"redis": {"existingSecretKey": "a key"}}, "existingSecretKey"),
         ({"kvStore": {"dram": "much"}}, "dram"),
         ({"log": {"format": "xml"}}, "format"),
         ({"tls": {"source": "nobody"}}, "source"),
@@ -126,6 +127,17 @@ def test_values_out_of_bounds_are_refused(values: Json, word: str) -> None:
 )
 def test_values_that_do_not_go_together_are_refused_with_a_sentence(values: Json, sentence: str) -> None:
     assert sentence in refused(values)
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["redis://:word@cache", "redis://user@cache", "redis://cache,rediss://a:word@b:1", "redis://c?password=word"],
+)
+def test_a_password_is_refused_in_values_and_not_repeated(url: str) -> None:
+    said = refused({"namespaces": ["llm"], "redis": {"url": url}})
+    sentence = f"make a Secret with the URL under `url` in each namespace ({NAMESPACE}, llm), and name it in redis."
+    assert sentence in said
+    assert "word" not in said.replace("password", "")
 
 
 def test_every_variant_passes_the_schema() -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import msgspec
 import yaml
 
-from control_plane.objects.installation import Installation
+from control_plane.objects.installation import Installation, tenants_of
 from control_plane.objects.names import DELETION_COST, GATE, POOL, REVISION, annotations_of, labels_of
 from control_plane.observe.observed import DesiredSpec, ModelFacts
 from control_plane.observe.pods import PodLoad
@@ -138,13 +138,13 @@ class Models:
 class World:
     """One service. `tick` lets a second of virtual time pass in it."""
 
-    def __init__(self, lacks: frozenset[Kind] = frozenset({SCALED_OBJECT})) -> None:
+    def __init__(self, lacks: frozenset[Kind] = frozenset({SCALED_OBJECT}), tenants: tuple[str, ...] = ()) -> None:
         self.clock = LoopClock(asyncio.get_running_loop())
         self.cluster = CrashingCluster(self.clock, lacks)
         self.routers = Routers(self)
         self.models = Models()
         self.spec: Json = yaml.safe_load(SPEC)
-        self.installation = Installation(worker_image="one")
+        self.installation = Installation(worker_image="one", tenants=tenants)
         self.lives = 0
         self._operator: asyncio.Task[None] | None = None
         self._born: dict[str, float] = {}
@@ -269,7 +269,7 @@ class World:
         self.lives += 1
         queue: WorkQueue[tuple[str, str]] = WorkQueue(self.clock)
         entropy = SeededEntropy(self.lives)
-        mirror = Mirror(self.cluster, Watched(), self.clock, entropy, queue.add)
+        mirror = Mirror(self.cluster, Watched(tenants=tenants_of(self.installation)), self.clock, entropy, queue.add)
         meter = NullMeter()
         recorder = EventRecorder(self.cluster, self.clock, "tandem.dev/operator", f"life-{self.lives}")
         applier = Applier(self.cluster, self.clock, recorder, meter)

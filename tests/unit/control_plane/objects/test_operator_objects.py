@@ -447,6 +447,35 @@ def test_containers_that_a_template_adds_are_confined_as_the_worker_is() -> None
     assert (spec["securityContext"]["runAsNonRoot"], spec["securityContext"]["runAsUser"]) == (True, 10001)
 
 
+def test_the_url_of_redis_is_a_secrets_and_in_no_other_object() -> None:
+    service = read("Redis in a Secret", replace(INSTALLATION, redis_secret="tandem-redis/url"))
+    (variable,) = redis_variables(service)
+    assert variable["valueFrom"] == {"secretKeyRef": {"name": "redis-of-llm", "key": "uri"}}
+    told = settings_map(service, service.spec.pools[0], "abc", INSTALLATION)["data"]
+    assert {key for key in told if "INDEX" in key} == {"TANDEM_INDEX__SERVICE"}
+    assert read("Redis in a Secret", replace(INSTALLATION, redis_url="redis://cache")).spec.redis is None
+
+
+def redis_variables(service: ModelService) -> list[Json]:
+    pod = pod_template(service, service.spec.pools[0], "abc", replace(INSTALLATION, redis_secret="tandem-redis/url"))
+    return [each for each in worker(pod)["env"] if each["name"] == "TANDEM_INDEX__REDIS_URL"]
+
+
+def test_a_redis_of_the_service_goes_before_the_installations() -> None:
+    (variable,) = redis_variables(read("smallest"))
+    assert variable["valueFrom"] == {"secretKeyRef": {"name": "tandem-redis", "key": "url"}}
+    assert redis_variables(read("one node")) == [], "its URL has no password and is in the ConfigMap"
+
+
+def test_the_secret_of_a_redis_is_not_tandems_own() -> None:
+    service = read("Redis in a Secret")
+    own = replace(INSTALLATION, key_secret="redis-of-llm")
+    (said,) = template_problems(service, own)
+    assert said == (
+        "spec.redisSecretRef.name: redis-of-llm is Tandem's own; leave it out, or name one with a Redis URL"
+    )
+
+
 def test_credentials_of_a_model_are_not_tandems_own() -> None:
     (said,) = template_problems(with_template({}, "tandem-ca"), INSTALLATION)
     assert said == ("spec.model.credentialsSecret: tandem-ca is Tandem's own; name one with the model's credentials")

@@ -53,6 +53,15 @@ def test_a_service_waits_where_nothing_but_defaults_has_changed() -> None:
     assert state_of(ModelServiceStatus(), OWN, NEW, {}) == "", "it has never run"
 
 
+def test_a_service_that_becomes_a_tenants_takes_over_a_default() -> None:
+    old = with_image("one")
+    for tenant in (False, True):
+        current = revision_of(old, tenant=tenant)
+        record = RevisionRecord(current, 1, {}, msgspec.json.decode(msgspec.json.encode(old)))
+        told = ModelServiceStatus(current_revision=current)
+        assert state_of(told, OWN, revision_of(old, tenant=not tenant), {current: record}) == "waits"
+
+
 def test_a_service_that_rests_or_has_failed_keeps_no_place() -> None:
     assert state(update_revision=NEW) == "moves"
     assert state(update_revision=NEW, reconciling=False) == ""

@@ -4,6 +4,9 @@
 {{- if not .Values.allNamespaces }}
 - --namespace={{ join "," (include "tandem.namespaces" . | fromJson).all }}
 {{- end }}
+{{- with include "tandem.tenantNames" . }}
+- --tenants={{ . }}
+{{- end }}
 - --scaler_address=tandem-operator.{{ .Release.Namespace }}:9090
 - --service_url=http://tandem-router.{{ .Release.Namespace }}:{{ .Values.router.service.port }}
 - --worker_image={{ include "tandem.image" (dict "root" . "image" .Values.workers.image) }}
@@ -24,7 +27,7 @@
 {{- end }}
 {{- end }}
 {{- with include "tandem.redisSecret" . }}
-- --redis_secret={{ . }}/url
+- --redis_secret={{ . }}/{{ include "tandem.redisKey" $ }}
 {{- end }}
 {{- with .Values.telemetry.otlpEndpoint }}
 - --installation.otlp_endpoint={{ . }}

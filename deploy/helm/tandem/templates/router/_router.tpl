@@ -11,6 +11,11 @@
 {{- if not .Values.allNamespaces }}
 - --namespace={{ join "," (include "tandem.namespaces" . | fromJson).all }}
 {{- end }}
+{{- if .Values.tenants }}
+- --tenants={{ include "tandem.tenantNames" . }}
+- --tenant_keys=/var/run/tandem/tenant-keys
+- --tenant_credentials=/var/run/tandem/tenant-credentials
+{{- end }}
 - --ticket_key_file=/var/run/tandem/kv-key/keys
 - --cache=/var/cache/tandem
 - --core.deadlines.drain_s={{ .Values.router.drainSeconds }}
