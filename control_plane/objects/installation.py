@@ -63,6 +63,8 @@ class Installation:
     """Service accounts that the template of a pool may name."""
     template_root: bool = False
     """The template of a pool may run containers as root, write to their root file system and escalate."""
+    template_locked_memory: bool = False
+    """Pools may have `network.lockedMemory: unlimited`."""
     cache_host_path: str | None = None
     """Directory of each node where downloaded models are kept; None downloads for each pod."""
     cache_size: str = "1Ti"

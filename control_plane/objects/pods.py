@@ -14,6 +14,7 @@ from control_plane.objects.installation import (
     TLS_DIRECTORY,
     Installation,
 )
+from control_plane.objects.locked_memory import with_locked_memory
 from control_plane.objects.merging import merged
 from control_plane.objects.model_volume import CACHE, ModelVolume, model_volume
 from control_plane.objects.names import LINK_PORT_ANNOTATION, REVISION, pool_labels, workers_name
@@ -67,9 +68,13 @@ def pod_template(service: ModelService, pool: Pool, revision: str, installation:
     named = frozenset(each.get("name", "") for each in (pool.template.get("spec") or {}).get("volumes") or ())
     patched, disk = with_tier(patched, service.spec.tiers, CONTAINER, named)
     patched = with_requests(patched, CONTAINER, default_requests(service, pool, disk))
+    user = _user(patched["spec"])
+    unlimited = pool.network is not None and pool.network.locked_memory == "unlimited"
+    if devices or unlimited:
+        patched = with_locked_memory(patched, CONTAINER, user, unlimited=unlimited)
     if volume.on_node:
         spec = patched["spec"]
-        owning = _owning(pool, installation, _user(spec))
+        owning = _owning(pool, installation, user)
         patched = {**patched, "spec": {**spec, "initContainers": [owning, *spec.get("initContainers", ())]}}
     return _with_labels(patched, generated)
 
@@ -151,7 +156,6 @@ def _container(
         "startupProbe": _probe("/alive", period_s=10, failures=_START_S // 10),
         "livenessProbe": _probe("/alive", period_s=10, failures=6),
         "readinessProbe": _probe("/ready", period_s=2, failures=2),
-        "securityContext": {"capabilities": {"add": ["IPC_LOCK"]}} if devices else {},
         "volumeMounts": _mounts(installation, volume),
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }

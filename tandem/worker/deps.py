@@ -85,3 +85,5 @@ class WorkerDeps:
     """Makes who checks blocks that arrive."""
     hardware: str = ""
     """The hardware that the engine computes on (`Hello.hardware`)."""
+    kv_problems: tuple[str, ...] = ()
+    """Why transports of KV are slower than what they are for, one sentence each; routers show them."""

@@ -49,6 +49,7 @@ EVERYTHING: Final[Json] = {
             "capabilities": [],
             "serviceAccounts": ["reader"],
             "root": True,
+            "lockedMemory": True,
         },
     },
     "router": {

@@ -117,6 +117,7 @@ def test_workers_get_what_the_chart_has() -> None:
     assert (full.template_secrets, full.template_volumes) == (("tokens",), ("nfs", "/mnt/weights"))
     assert (full.template_capabilities, full.template_service_accounts) == ((), ("reader",))
     assert (plain.template_root, full.template_root) == (False, True)
+    assert (plain.template_locked_memory, full.template_locked_memory) == (False, True)
     assert operator("no TLS").installation.tls_secret is None
     assert not operator("no TLS").installation.scaler_secure
     assert operator("Secrets of others").installation.tls_secret == "certificates"

@@ -51,6 +51,9 @@
 {{- if $template.root }}
 - --template_root
 {{- end }}
+{{- if $template.lockedMemory }}
+- --template_locked_memory
+{{- end }}
 {{- with $template.serviceAccounts }}
 - --template_service_accounts={{ join "," . }}
 {{- end }}
