@@ -13,6 +13,7 @@ from control_plane.objects.installation import (
     KV_PORT,
     LINK_PORT,
     NIXL_PORT,
+    SHARED_DIRECTORY,
     TLS_DIRECTORY,
     Installation,
 )
@@ -68,6 +69,8 @@ def worker_flags(
             "link.tls.authority": f"{TLS_DIRECTORY}/ca.crt" if tls else None,
             "link.tls.server_name": installation.tls_name if tls else None,
             "kv.transports": ",".join(transports),
+            "kv.shm_directory": SHARED_DIRECTORY if "shm" in transports else None,
+            "kv.node": "$(NODE_NAME)" if "shm" in transports else None,
             "kv.host": _IP,
             "kv.port": KV_PORT,
             "kv.nixl_port": NIXL_PORT if "nixl" in transports else None,

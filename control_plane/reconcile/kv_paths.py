@@ -8,8 +8,9 @@ from control_plane.observe.observed import Observed, Pod
 from control_plane.reconcile.causes import cut
 from control_plane.reconcile.desired_state import DesiredState
 
-_RDMA: Final = ("", "nixl", "nixl/ucx-rdma")
-"""What workers with RDMA tell; those that only fetch tell nothing, those without a fabric do not know theirs."""
+_RDMA: Final = ("", "shm", "nixl", "nixl/ucx-rdma")
+"""What workers with RDMA tell; those that only fetch tell nothing, those without a fabric do not know theirs, and
+those that share memory on their node tell of that."""
 _WHY_MAX: Final = 400
 
 

@@ -57,7 +57,8 @@ class KvPaths:
         return tuple(makers[scheme]() for scheme in self._kv.transports)
 
     def _shm(self) -> Transport:
-        return ShmTransport(ShmSettings(self._socket_directory, self._kv.limits))
+        kv = self._kv
+        return ShmTransport(ShmSettings(kv.shm_directory or self._socket_directory, kv.node, kv.limits))
 
     def _tcp(self) -> Transport:
         kv = self._kv

@@ -157,6 +157,7 @@ def _process(
         publishing(settings.index, clock, meter),
         DigestThreads,
         hardware,
+        settings.kv.node,
         paths.problems,
     )
     key_file = settings.ticket_key_file

@@ -49,6 +49,11 @@ class KvSettings:
     host: str = "127.0.0.1"
     port: int = 0
     nixl_port: int = 0
+    shm_directory: str | None = None
+    """Where workers of one machine find each other's sockets for `shm`; by default `socket_directory`."""
+    node: str = ""
+    """Name of the machine whose workers share `shm_directory`. `shm` addresses with another name are passed over;
+    without one every worker may be on this machine."""
     advertise: str | None = None
     tls: str = "auto"
     """Whether `tcp` is encrypted, with the certificates of links: `auto` where there are some, `on` insists on them,

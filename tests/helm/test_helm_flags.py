@@ -114,6 +114,7 @@ def test_workers_get_what_the_chart_has() -> None:
         "/var/lib/tandem",
     )
     assert full.cache_size == "300Gi"
+    assert full.shared_host_path == "/run/tandem"
     assert (full.template_secrets, full.template_volumes) == (("tokens",), ("nfs", "/mnt/weights"))
     assert (full.template_capabilities, full.template_service_accounts) == ((), ("reader",))
     assert (plain.template_root, full.template_root) == (False, True)

@@ -194,6 +194,32 @@ def test_locked_memory_without_a_bound_takes_the_least_rights() -> None:
     assert worker(other)["command"][1] == "--reuid=5000"
 
 
+def test_workers_of_one_node_share_memory_where_the_installation_says_where() -> None:
+    service, shared = read("smallest"), replace(INSTALLATION, shared_host_path="/run/tandem")
+    pool = Pool("all", "unified", image="i", network=Network(resources={"rdma/ib": 1}))
+    pod = pod_template(service, pool, "abc", shared)
+    assert transports_of(pod) == "shm,nixl,tcp"
+    (volume,) = (each for each in pod["spec"]["volumes"] if each["name"] == "shared")
+    name = f"{service.metadata.namespace}/{service.metadata.name}"
+    assert volume["hostPath"] == {"path": f"/run/tandem/{name}", "type": "DirectoryOrCreate"}
+    (owner,) = pod["spec"]["initContainers"]
+    assert (owner["name"], owner["command"][-2:]) == ("shared-owner", ["10001:10001", "/var/run/tandem/shared"])
+    data = settings_map(service, pool, "abc", shared)["data"]
+    named = {"$(POD_IP)": "10.1.2.3", "$(NODE_NAME)": "node-a"}
+    argv = list(worker(pod)["args"])
+    for variable, value in named.items():
+        argv = [each.replace(variable, value) for each in argv]
+    assert {each["name"] for each in worker(pod)["env"]} >= {"NODE_NAME", "POD_IP"}
+    settings = load_settings(WorkerSettings, argv, {**data, "TANDEM_WORKER_ID": "pod-1", "TANDEM_ROLE": "unified"})
+    assert (settings.kv.node, settings.kv.shm_directory) == ("node-a", "/var/run/tandem/shared")
+    assert worker(pod)["volumeMounts"][-1] == {"name": "shared", "mountPath": "/var/run/tandem/shared"}
+    chosen = Pool("all", "unified", image="i", network=Network(transports=("tcp",)))
+    for template in (pod_template(service, chosen, "abc", shared), pod_template(service, pool, "abc", INSTALLATION)):
+        assert "shm" not in transports_of(template)
+        assert "hostPath" not in str(template)
+        assert "NODE_NAME" not in str(template)
+
+
 def test_locked_memory_without_a_bound_is_for_the_installation_to_allow() -> None:
     service = read("smallest")
     network = Network(resources={"rdma/ib": 1}, locked_memory="unlimited")

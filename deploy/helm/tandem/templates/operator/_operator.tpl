@@ -58,6 +58,9 @@
 - --template_service_accounts={{ join "," . }}
 {{- end }}
 - --cache_size={{ .Values.workers.cacheSize | default "1Ti" }}
+{{- with .Values.workers.sharedHostPath }}
+- --shared_host_path={{ . }}
+{{- end }}
 {{- with .Values.workers.cacheHostPath }}
 - --cache_host_path={{ . }}
 {{- end }}
