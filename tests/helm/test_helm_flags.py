@@ -70,8 +70,8 @@ def test_operators_take_their_flags(variant: str) -> None:
 @pytest.mark.parametrize("variant", [name for name in VARIANTS if name != "nothing but the operator"])
 def test_routers_take_their_flags(variant: str) -> None:
     settings = router(variant)
-    assert (settings.host, settings.port, settings.grpc_port) == ("0.0.0.0", 8000, 9000)
-    assert settings.metrics_bind == "0.0.0.0:8001"
+    assert (settings.host, settings.port, settings.grpc_port) == ("::", 8000, 9000)
+    assert settings.metrics_bind == "[::]:8001"
     (workload,) = of_kind(RENDERED[variant], "Deployment", "tandem-router")
     (container,) = workload["spec"]["template"]["spec"]["containers"]
     ports = {port["name"]: port["containerPort"] for port in container["ports"]}
