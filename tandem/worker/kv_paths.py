@@ -7,13 +7,14 @@ from typing import Final
 from kv_transfer.transport.locked_memory import try_locking
 from kv_transfer.transport.nixl import SCHEME as NIXL
 from kv_transfer.transport.nixl import NixlSettings, NixlTransport
-from kv_transfer.transport.nixl_preflight import RDMA_DEVICES, expected
+from kv_transfer.transport.nixl_preflight import expected
 from kv_transfer.transport.protocol import Transport
 from kv_transfer.transport.shm import ShmSettings, ShmTransport
 from kv_transfer.transport.tcp import TcpSettings, TcpTransport
 from kv_transfer.transport.tcp_tls import encryption
 from tandem.core.errors import TandemError
 from tandem.core.metrics import Meter
+from tandem.devices.reading import read_rdma
 from tandem.process.logs import event
 from tandem.process.system import SystemEntropy
 from tandem.process.tls_settings import TlsSettings
@@ -70,9 +71,10 @@ class KvPaths:
         """The NIXL transport over whatever fabric UCX has, which is logged at once, with the memory that it may
         lock."""
         kv = self._kv
-        devices = sorted(os.listdir(RDMA_DEVICES)) if os.path.isdir(RDMA_DEVICES) else []
+        devices = read_rdma()
+        usable = [each.name for each in devices if each.usable]
         locked = try_locking(kv.lock_probe) if kv.lock_probe else None
-        fabric = expected(devices, os.environ, locked)
+        fabric = expected(usable, os.environ, locked, [each.name for each in devices if not each.usable])
         memory = "not tried" if locked is None else locked.sentence
         self._tell(NIXL, False, fabric.reason, alarming=not fabric.fast, fabric=fabric.name, locked_memory=memory)
         if locked is not None:

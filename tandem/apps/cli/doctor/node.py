@@ -10,6 +10,7 @@ from typing import Final
 from kv_transfer.transport.locked_memory import LockedMemory
 from tandem.apps.cli.doctor.checks import QUEUE_BYTES
 from tandem.apps.cli.doctor.findings import Finding, ok, problem, unchecked
+from tandem.devices.topology import RdmaDevice
 
 _APART_S: Final = 1.0
 """Seconds by which the clock may be off: tickets for KV blocks end half a minute after they were signed."""
@@ -31,15 +32,6 @@ class Gpus:
 
     names: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class RdmaDevice:
-    """A network device with RDMA. `active`: one of its ports is up; `openable`: this process may open it."""
-
-    name: str
-    active: bool
-    openable: bool
 
 
 @dataclass(frozen=True)
@@ -114,7 +106,7 @@ def rdma(devices: Sequence[RdmaDevice]) -> Finding:
         advice = "name the device in the pool's network.resources; without one KV goes over TCP"
         said = "Linux lists no RDMA device here"
         return unchecked(check, "", said, advice)
-    usable = [each.name for each in devices if each.active and each.openable]
+    usable = [each.name for each in devices if each.usable]
     closed = [each.name for each in devices if not each.openable]
     down = [each.name for each in devices if each.openable and not each.active]
     reasons = [f"{', '.join(closed)} may not be opened"] if closed else []
@@ -193,7 +185,7 @@ def ucx(found: Ucx, devices: Sequence[RdmaDevice]) -> Finding:
         advice = "install the extra `nixl`, or look with `ucx_info -d`"
         return unchecked(check, "", found.why, advice)
     said = f"UCX {found.version}: {', '.join(found.resources)}"
-    usable = any(each.active and each.openable for each in devices)
+    usable = any(each.usable for each in devices)
     if usable and not any(each.startswith(_RDMA_TRANSPORTS) for each in found.resources):
         advice = "see UCX_TLS and UCX_NET_DEVICES, and that the image's rdma-core knows this device"
         return problem(check, "", f"{said}; none of them is RDMA, though there is a device", advice)

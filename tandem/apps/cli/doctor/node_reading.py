@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Final
 
 from kv_transfer.transport.locked_memory import LockedMemory, try_locking
-from tandem.apps.cli.doctor.node import Access, ClockReading, DiskSpeed, Gpus, Interface, RdmaDevice, Ucx
+from tandem.apps.cli.doctor.node import Access, ClockReading, DiskSpeed, Gpus, Interface, Ucx
 from tandem.core.errors import TandemError
-from tandem.devices.reading import read_topology
+from tandem.devices.reading import read_rdma, read_topology
+from tandem.devices.topology import RdmaDevice
 from tandem.weights.directory import DirectoryOrigin
 from tandem.weights.locate import origin_of
 from tandem.weights.source import parse_source
@@ -67,18 +68,6 @@ def read_gpus(root: Path = _ROOT) -> Gpus:
     names = () if topology is None else tuple(gpu.name for gpu in topology.gpus)
     files = sorted(each.name for each in (root / "dev").glob("*") if _GPU_FILES.fullmatch(each.name))
     return Gpus(names, tuple(f"/dev/{name}" for name in files))
-
-
-def read_rdma(root: Path = _ROOT) -> tuple[RdmaDevice, ...]:
-    """All RDMA devices that Linux lists, those that were not given to this pod included."""
-    return tuple(_rdma_device(each, root) for each in sorted((root / "sys/class/infiniband").glob("*")))
-
-
-def _rdma_device(device: Path, root: Path) -> RdmaDevice:
-    verbs = [each.name for each in (device / "device/infiniband_verbs").glob("uverbs*")]
-    openable = any(os.access(root / "dev/infiniband" / name, os.R_OK | os.W_OK) for name in verbs)
-    active = any("ACTIVE" in _text(port / "state") for port in (device / "ports").glob("*"))
-    return RdmaDevice(device.name, active, openable)
 
 
 def read_shm_bytes(root: Path = _ROOT) -> int | None:

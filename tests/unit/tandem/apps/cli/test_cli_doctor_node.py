@@ -19,7 +19,6 @@ from tandem.apps.cli.doctor.node import (
     DiskSpeed,
     Gpus,
     Interface,
-    RdmaDevice,
     Ucx,
 )
 from tandem.apps.cli.doctor.node_command import CHECKS, Asked, examine_node
@@ -27,6 +26,8 @@ from tandem.apps.cli.doctor.node_reading import Probes
 from tandem.apps.cli.doctor.unwatched import look_for_unwatched, unwatched
 from tandem.apps.cli.main import main
 from tandem.core.errors import TandemError
+from tandem.devices.reading import read_rdma
+from tandem.devices.topology import RdmaDevice
 from tandem.kube.cluster import Page, Selector
 from tandem.kube.kinds import DEPLOYMENT, Json
 from tandem.kube.memory_cluster import MemoryCluster
@@ -143,12 +144,12 @@ def test_devices_of_the_node_and_of_the_pod_are_told_apart(tmp_path: Path) -> No
     (tmp_path / "dev/infiniband").mkdir(parents=True)
     for number in (0, 1):
         (tmp_path / f"dev/infiniband/uverbs{number}").touch()
-    assert node_reading.read_rdma(tmp_path) == (
+    assert read_rdma(tmp_path) == (
         RdmaDevice("mlx5_0", active=True, openable=True),
         RdmaDevice("mlx5_1", active=False, openable=True),
         RdmaDevice("mlx5_2", active=True, openable=False),
     )
-    assert node_reading.read_rdma(tmp_path / "nowhere") == ()
+    assert read_rdma(tmp_path / "nowhere") == ()
 
 
 def test_interfaces_that_are_up_have_their_mtu(tmp_path: Path) -> None:
