@@ -14,6 +14,8 @@ KV_PORT: Final = 7401
 NIXL_PORT: Final = 7402
 HEALTH_PORT: Final = 7480
 TLS_DIRECTORY: Final = "/var/run/tandem/tls"
+SHARED_DIRECTORY: Final = "/var/run/tandem/shared"
+"""Where workers have the directory that those of their service on their node share."""
 
 
 @dataclass(frozen=True)
@@ -66,8 +68,13 @@ class Installation:
     """Service accounts that the template of a pool may name."""
     template_root: bool = False
     """The template of a pool may run containers as root, write to their root file system and escalate."""
+    template_locked_memory: bool = False
+    """Pools may have `network.lockedMemory: unlimited`."""
     cache_host_path: str | None = None
     """Directory of each node where downloaded models are kept; None downloads for each pod."""
+    shared_host_path: str | None = None
+    """Directory of each node where workers of one service find each other's sockets, to hand KV over by shared
+    memory; None hands it over the network on one node, too."""
     cache_size: str = "1Ti"
     """Most of a node's disk that the downloaded model of one pod may take, where nodes keep none."""
 

@@ -39,9 +39,9 @@ class OperatorSettings:
     lease: str = "tandem-operator"
     identity: str = ""
     """Another one for each replica; by default drawn."""
-    bind: str = "0.0.0.0:8080"
+    bind: str = "[::]:8080"
     """`host:port` of /healthz, /readyz and /metrics; port 0 lets the system choose."""
-    scaler_bind: str = "0.0.0.0:9090"
+    scaler_bind: str = "[::]:9090"
     """`host:port` of the scaler that KEDA asks."""
     scaler_tls: TlsSettings = field(default_factory=TlsSettings)
     workers: int = 4

@@ -11,6 +11,7 @@ from control_plane.observe.pods import seconds
 from control_plane.reconcile.causes import HELD_UP, Cause, cut, told, worker_causes
 from control_plane.reconcile.conditions import ConditionUpdate, condition_update, conditions
 from control_plane.reconcile.desired_state import DesiredState, causes_before, rollout_state
+from control_plane.reconcile.kv_paths import kv_over_tcp
 from control_plane.rollout import RolloutPlan, RolloutState, Verdict
 from tandem.kube.kinds import MODEL_SERVICE, Json
 from tandem.spec.service import ModelService, RouterSpec
@@ -24,7 +25,8 @@ FIELDS_IGNORED: Final = "FieldsIgnored"
 AWAITS_TURN: Final = "AwaitsTurn"
 NEXT_REVISION: Final = "AwaitsNextRevision"
 UNNAMED_DEVICE: Final = "NetworkNotNamed"
-NOTICES: Final = (FIELDS_IGNORED, NEXT_REVISION, UNNAMED_DEVICE)
+KV_OVER_TCP: Final = "KvOverTcp"
+NOTICES: Final = (FIELDS_IGNORED, NEXT_REVISION, UNNAMED_DEVICE, KV_OVER_TCP)
 """Conditions that only say something, and are there only while there is something to say."""
 _OF_ONE_MACHINE: Final = {"router": RouterSpec(), "store": None}
 """Parts of a specification that are for a platform on one machine, with their defaults."""
@@ -191,6 +193,8 @@ def _notices(observed: Observed, goal: DesiredState, installation: Installation)
     ]
     if unnamed:
         yield condition_update(UNNAMED_DEVICE, True, UNNAMED_DEVICE, " ".join(unnamed))
+    if slow := tuple(kv_over_tcp(observed, goal)):
+        yield condition_update(KV_OVER_TCP, True, KV_OVER_TCP, " ".join(slow))
     found = [name for name, said in _OF_ONE_MACHINE.items() if getattr(service.spec, name) != said]
     if found:
         names = " and ".join(f"spec.{name}" for name in found)

@@ -42,6 +42,7 @@ EVERYTHING: Final[Json] = {
         "serviceAccountName": "worker",
         "acceleratorLabel": "gpu",
         "cacheHostPath": "/var/lib/tandem",
+        "sharedHostPath": "/run/tandem",
         "cacheSize": "300Gi",
         "template": {
             "secrets": ["tokens"],
@@ -49,6 +50,7 @@ EVERYTHING: Final[Json] = {
             "capabilities": [],
             "serviceAccounts": ["reader"],
             "root": True,
+            "lockedMemory": True,
         },
     },
     "router": {

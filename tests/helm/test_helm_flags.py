@@ -70,8 +70,8 @@ def test_operators_take_their_flags(variant: str) -> None:
 @pytest.mark.parametrize("variant", [name for name in VARIANTS if name != "nothing but the operator"])
 def test_routers_take_their_flags(variant: str) -> None:
     settings = router(variant)
-    assert (settings.host, settings.port, settings.grpc_port) == ("0.0.0.0", 8000, 9000)
-    assert settings.metrics_bind == "0.0.0.0:8001"
+    assert (settings.host, settings.port, settings.grpc_port) == ("::", 8000, 9000)
+    assert settings.metrics_bind == "[::]:8001"
     (workload,) = of_kind(RENDERED[variant], "Deployment", "tandem-router")
     (container,) = workload["spec"]["template"]["spec"]["containers"]
     ports = {port["name"]: port["containerPort"] for port in container["ports"]}
@@ -114,9 +114,11 @@ def test_workers_get_what_the_chart_has() -> None:
         "/var/lib/tandem",
     )
     assert full.cache_size == "300Gi"
+    assert full.shared_host_path == "/run/tandem"
     assert (full.template_secrets, full.template_volumes) == (("tokens",), ("nfs", "/mnt/weights"))
     assert (full.template_capabilities, full.template_service_accounts) == ((), ("reader",))
     assert (plain.template_root, full.template_root) == (False, True)
+    assert (plain.template_locked_memory, full.template_locked_memory) == (False, True)
     assert operator("no TLS").installation.tls_secret is None
     assert not operator("no TLS").installation.scaler_secure
     assert operator("Secrets of others").installation.tls_secret == "certificates"

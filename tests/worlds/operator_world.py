@@ -100,6 +100,10 @@ class Routers:
     counts: dict[str, Health] = field(default_factory=dict)
     running: dict[str, int] = field(default_factory=dict)
     """Sequences by pod."""
+    paths: dict[str, str] = field(default_factory=dict)
+    """How workers move KV, by pod."""
+    problems: dict[str, str] = field(default_factory=dict)
+    """Why they cannot use RDMA, by pod."""
     shares: dict[str, tuple[int, bool]] = field(default_factory=dict)
     """Weight of each revision with traffic, and whether its answers fail."""
     heard: dict[str, frozenset[str]] = field(default_factory=dict)
@@ -109,7 +113,12 @@ class Routers:
         return self.counts.get(revision, Health())
 
     def loads(self, key: tuple[str, str]) -> dict[str, PodLoad]:
-        return {name: PodLoad(running) for name, running in self.running.items()}
+        return {
+            name: PodLoad(
+                self.running.get(name, 0), kv_path=self.paths.get(name), kv_problem=self.problems.get(name, "")
+            )
+            for name in {*self.running, *self.paths}
+        }
 
     def routers(self, key: tuple[str, str]) -> dict[str, frozenset[str]]:
         return self.heard

@@ -1,5 +1,6 @@
 """The operator against a cluster in memory: what users see of its rollouts, and what it leaves alone."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 from control_plane.objects.names import POOL, REVISION, labels_of
 from control_plane.objects.names import SERVICE as OF
 from control_plane.observe.observed import ModelFacts
+from control_plane.reconcile.pool_status import LOAD_EVERY_S
 from tandem.apps.simulation.loop import run
 from tandem.core.sizing import Shape
 from tandem.kube.cluster import Selector
@@ -534,6 +536,33 @@ def test_a_network_device_that_nothing_names_is_told_until_it_is_named() -> None
         await world.edit(lambda spec: spec["pools"][1].update(network={"resources": limits}))
         await world.settle()
         assert "NetworkNotNamed" not in {each.type for each in world.status.conditions}
+
+    in_world(story)
+
+
+@pytest.mark.parametrize(("path", "said"), [("nixl/ucx-tcp", " but over nixl/ucx-tcp"), ("", "")])
+def test_workers_with_devices_for_rdma_whose_kv_goes_over_tcp_are_told(path: str, said: str) -> None:
+    """Routers learn how it goes after the pods are ready, and nothing in the cluster tells of it."""
+    network = {"resources": {"rdma/ib": 1}}
+
+    async def story(world: World) -> None:
+        await world.edit(lambda spec: spec["pools"][1].update(network=network))
+        await world.settle()
+        assert "KvOverTcp" not in {each.type for each in world.status.conditions}, "nobody knows yet"
+        first, *others = sorted(pod["metadata"]["name"] for pod in world.pods("decode"))
+        world.routers.problems = {first: "nixl: only 8 MiB of 64 MiB can be locked"}
+        world.routers.paths = {first: path, **dict.fromkeys(others, "nixl/ucx-rdma" if path else "")}
+        await asyncio.sleep(2 * LOAD_EVERY_S)
+        told = world.condition("KvOverTcp")
+        assert told["message"] == (
+            f"1 of {1 + len(others)} workers of pool decode do not move KV by RDMA{said}: nixl: only 8 MiB of 64 MiB "
+            "can be locked."
+        )
+        assert world.condition("Ready")["status"] == "True"
+        assert notes(world).count("KvOverTcp") == 1
+        await world.edit(lambda spec: spec["pools"][1].update(network={**network, "transports": ["tcp"]}))
+        await world.settle()
+        assert "KvOverTcp" not in {each.type for each in world.status.conditions}
 
     in_world(story)
 

@@ -54,10 +54,16 @@
 {{- if $template.root }}
 - --template_root
 {{- end }}
+{{- if $template.lockedMemory }}
+- --template_locked_memory
+{{- end }}
 {{- with $template.serviceAccounts }}
 - --template_service_accounts={{ join "," . }}
 {{- end }}
 - --cache_size={{ .Values.workers.cacheSize | default "1Ti" }}
+{{- with .Values.workers.sharedHostPath }}
+- --shared_host_path={{ . }}
+{{- end }}
 {{- with .Values.workers.cacheHostPath }}
 - --cache_host_path={{ . }}
 {{- end }}

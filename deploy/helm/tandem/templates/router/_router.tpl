@@ -1,9 +1,9 @@
 {{- define "tandem.routerFlags" -}}
 - --name=$(POD_NAME)
-- --host=0.0.0.0
+- "--host=::"
 - --port=8000
 - --grpc_port=9000
-- --metrics_bind=0.0.0.0:8001
+- "--metrics_bind=[::]:8001"
 {{- if .Values.tls.enabled }}
 - --peer_port=8443
 {{- end }}
