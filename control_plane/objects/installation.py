@@ -51,6 +51,8 @@ class Installation:
     """Label of nodes whose value is the type of their accelerators, if this cluster has one."""
     rollouts_at_once: int = 0
     """Services that take over a changed default (an image, a Redis) at once, the oldest first; 0 for any number."""
+    in_place_after_s: float = 60.0
+    """Seconds that new workers of a rollout wait for room before old ones give way first."""
     in_cluster: bool = True
     """Routers and stores are the installation's. Without a cluster (`tandem up`, Ray) they are the services' own."""
     template_secrets: tuple[str, ...] = ()

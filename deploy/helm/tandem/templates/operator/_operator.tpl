@@ -32,6 +32,9 @@
 {{- /* `helm upgrade --reuse-values` brings the values of the version before, without the defaults of new ones. */}}
 {{- $atOnce := (.Values.operator.rollout | default dict).maxConcurrent }}
 - --rollouts_at_once={{ kindIs "invalid" $atOnce | ternary 4 $atOnce }}
+{{- with (.Values.operator.rollout | default dict).inPlaceAfterSeconds }}
+- --in_place_after_s={{ . }}
+{{- end }}
 {{- with .Values.workers.serviceAccountName }}
 - --service_account={{ . }}
 {{- end }}
