@@ -1,10 +1,11 @@
 """Settings that every service of an installation shares: images, Secrets, addresses."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import msgspec
 
+from control_plane.objects.worker_defaults import WorkerDefaults
 from tandem.spec.pool import Pool, engine_of
 from tandem.spec.service import ModelService
 
@@ -17,7 +18,8 @@ TLS_DIRECTORY: Final = "/var/run/tandem/tls"
 
 @dataclass(frozen=True)
 class Installation:
-    """Given once, by the chart. Changes of it reach workers with their next revision; a changed image makes one."""
+    """Given once, by the chart. Changes of it reach workers with their next revision; a changed image, Redis or
+    default of worker pods makes one."""
 
     worker_image: str = "tandem-worker"
     """Image of workers whose pool names none."""
@@ -50,7 +52,8 @@ class Installation:
     accelerator_label: str | None = None
     """Label of nodes whose value is the type of their accelerators, if this cluster has one."""
     rollouts_at_once: int = 0
-    """Services that take over a changed default (an image, a Redis) at once, the oldest first; 0 for any number."""
+    """Services that take over a changed default (an image, a Redis, parts of worker pods) at once, the oldest first;
+    0 for any number."""
     in_place_after_s: float = 60.0
     """Seconds that new workers of a rollout wait for room before old ones give way first."""
     in_cluster: bool = True
@@ -67,6 +70,8 @@ class Installation:
     """The template of a pool may run containers as root, write to their root file system and escalate."""
     cache_host_path: str | None = None
     """Directory of each node where downloaded models are kept; None downloads for each pod."""
+    worker_defaults: WorkerDefaults = field(default_factory=WorkerDefaults)
+    """Parts of worker pods that the templates of pools go over, as JSON in a flag."""
     cache_size: str = "1Ti"
     """Most of a node's disk that the downloaded model of one pod may take, where nodes keep none."""
 

@@ -23,4 +23,5 @@ def read_desired_spec(obj: Json, installation: Installation) -> DesiredSpec:
         return DesiredSpec(None, problem=readable(str(error), obj))
     found = next(chain(problems(service), template_problems(service, installation)), None)
     whole = completed(service, installation)
-    return DesiredSpec(whole, revision_of(whole.spec), found, service)
+    revision = revision_of(whole.spec, installation.worker_defaults.plain)
+    return DesiredSpec(whole, revision, found, service)

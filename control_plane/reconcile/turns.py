@@ -104,4 +104,4 @@ def _by_defaults(own: Spec, current: RevisionRecord) -> bool:
         for pool in own.pools
     )
     redis = own.redis if own.redis is not None else current.spec.get("redis")
-    return revision_of(msgspec.structs.replace(own, pools=filled, redis=redis)) == current.name
+    return revision_of(msgspec.structs.replace(own, pools=filled, redis=redis), current.defaults) == current.name

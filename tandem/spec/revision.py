@@ -19,6 +19,7 @@ from tandem.spec.service import Spec
 from tandem.spec.text import camel
 
 DIGITS: Final = 10
+_NO_DEFAULTS: Final[Mapping[str, Any]] = MappingProxyType({})
 SPEC_LEFT_OUT: Final = frozenset({"rollout", "routing", "slo", "router", "store"})
 POOL_LEFT_OUT: Final = frozenset({"replicas", "autoscaling", "spare", "drain_seconds"})
 MODEL_LEFT_OUT: Final = frozenset({"aliases"})
@@ -28,9 +29,11 @@ _LEFT_OUT: Final[Mapping[type, frozenset[str]]] = MappingProxyType(
 )
 
 
-def revision_of(spec: Spec) -> str:
-    """10 hexadecimal digits. The order of pools is of no matter."""
-    text = msgspec.json.encode(_canonical(spec), order="sorted")
+def revision_of(spec: Spec, defaults: Mapping[str, Any] = _NO_DEFAULTS) -> str:
+    """10 hexadecimal digits. The order of pools is of no matter. `defaults` are parts of worker pods that an
+    installation gives to every service, as plain values."""
+    whole = {**_canonical(spec), **({"defaults": defaults} if defaults else {})}
+    text = msgspec.json.encode(whole, order="sorted")
     return hashlib.sha256(text).hexdigest()[:DIGITS]
 
 

@@ -38,6 +38,17 @@ def test_a_service_waits_where_nothing_but_defaults_has_changed() -> None:
     assert state_of(ModelServiceStatus(), OWN, NEW, {}) == "", "it has never run"
 
 
+def test_a_service_waits_for_other_defaults_of_its_pods() -> None:
+    defaults = {"runtimeClassName": "nvidia"}
+    current = revision_of(OWN, defaults)
+    record = RevisionRecord(current, 1, {}, msgspec.json.decode(msgspec.json.encode(OWN)), defaults)
+    told = ModelServiceStatus(current_revision=current)
+    assert state_of(told, OWN, revision_of(OWN), {current: record}) == "waits"
+    assert state_of(told, OWN, revision_of(OWN, {"runtimeClassName": "kata"}), {current: record}) == "waits"
+    edited = with_image("mine")
+    assert state_of(told, edited, revision_of(edited), {current: record}) == "", "its user edited it meanwhile"
+
+
 def test_a_service_that_rests_or_has_failed_keeps_no_place() -> None:
     assert state(update_revision=NEW) == "moves"
     assert state(update_revision=NEW, reconciling=False) == ""

@@ -41,6 +41,9 @@
 {{- with .Values.workers.acceleratorLabel }}
 - --accelerator_label={{ . }}
 {{- end }}
+{{- with include "tandem.workerDefaults" . }}
+- {{ printf "--worker_defaults=%s" . | quote }}
+{{- end }}
 {{- $template := .Values.workers.template | default dict }}
 {{- with $template.secrets }}
 - --template_secrets={{ join "," . }}
@@ -110,4 +113,19 @@ Secrets. */}}
 - apiGroups: [events.k8s.io]
   resources: [events]
   verbs: [create, patch]
+{{- end }}
+
+{{/* What every worker pod gets, as JSON; empty where that is nothing. `$(` would name a variable of the operator. */}}
+{{- define "tandem.workerDefaults" -}}
+{{- if and .Values.assignedUser .Values.workers.cacheHostPath }}
+  {{- fail "assignedUser: nobody knows whom the directory workers.cacheHostPath is to belong to; leave it empty and keep models on claims (pvc://)" }}
+{{- end }}
+{{- $found := dict }}
+{{- $names := list "podLabels" "podAnnotations" "runtimeClassName" "priorityClassName" "tolerations" "resources" "podSecurityContext" "securityContext" }}
+{{- range $names }}
+  {{- $value := get $.Values.workers . }}
+  {{- if $value }}{{ $_ := set $found . $value }}{{ end }}
+{{- end }}
+{{- if .Values.assignedUser }}{{ $_ := set $found "assignedUser" true }}{{ end }}
+{{- if $found }}{{ $found | toJson | replace "$(" "$$(" }}{{ end }}
 {{- end }}
