@@ -30,6 +30,8 @@ NAMES: Final = (
     "simulator",
     "autoscale",
     "operator_scale",
+    "operator_pods",
+    "discovery",
     "autoscale_fleet",
     "startup",
     "disconnect",

@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -33,8 +33,9 @@ _PAGE: Final = ReflectorSettings().page
 class OperatorProcess:
     """An operator."""
 
-    def __init__(self, kubeconfig: str, log: Path) -> None:
+    def __init__(self, kubeconfig: str, log: Path, more: Sequence[str] = ()) -> None:
         flags = ["--kubeconfig", kubeconfig, "--bind", "127.0.0.1:0", "--scaler-bind", "127.0.0.1:0", "--events"]
+        flags += more
         self._log = log
         with log.open("w") as out:
             self.child = subprocess.Popen([sys.executable, "-m", "control_plane", *flags], stdout=out, stderr=out)
@@ -46,6 +47,11 @@ class OperatorProcess:
 
     def rss_mb(self) -> float:
         return float(self._kernel.memory_info().rss) / 2**20
+
+    def peak_mb(self) -> float:
+        """The most that it ever had."""
+        status = Path(f"/proc/{self.child.pid}/status").read_text()
+        return int(status.partition("VmHWM:")[2].split()[0]) / 1024
 
     def writes(self) -> int:
         found = _ADDRESS.search(self._log.read_text())

@@ -33,6 +33,7 @@ from tandem.kube.store import Key
 from tandem.kube.workers import Workers
 from tandem.process.system import SystemClock, SystemEntropy
 
+_PLAIN: Final = Installation(worker_image="worker")
 _STEADY_S: Final = 30.0
 _BOUND_S: Final = 600.0
 
@@ -51,7 +52,7 @@ class Silence:
 
 
 @asynccontextmanager
-async def operator(cluster: KeepingCluster) -> AsyncIterator["WorkQueue[Key]"]:
+async def operator(cluster: KeepingCluster, installation: Installation = _PLAIN) -> AsyncIterator["WorkQueue[Key]"]:
     """One that runs in this process."""
     clock, entropy, meter = SystemClock(), SystemEntropy(), NullMeter()
     queue: WorkQueue[Key] = WorkQueue(clock)
@@ -67,7 +68,7 @@ async def operator(cluster: KeepingCluster) -> AsyncIterator["WorkQueue[Key]"]:
         queue,
         clock,
         meter,
-        Installation(worker_image="worker"),
+        installation,
     )
     controller = Controller(tools)
     workers = Workers(queue, controller.work, controller.failed)

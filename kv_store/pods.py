@@ -9,6 +9,7 @@ from tandem.core.entropy import Entropy
 from tandem.core.errors import TandemError
 from tandem.kube.cluster import Cluster, Selector
 from tandem.kube.kinds import POD, Json
+from tandem.kube.projection import ALL, Fields, only
 from tandem.kube.reflector import Reflector
 from tandem.link.address import LinkAddress
 from tandem.process.workers_file import Member
@@ -20,6 +21,18 @@ _LINK_PORT: Final = f"{API_GROUP}/link-port"
 _OF_GROUP: Final = "leaderworkerset.sigs.k8s.io/worker-index"
 _ENDED: Final = ("Succeeded", "Failed")
 _LOOK_EVERY_S: Final = 0.2
+_READ: Final[Fields] = {
+    "metadata": {
+        "name": ALL,
+        "namespace": ALL,
+        "uid": ALL,
+        "resourceVersion": ALL,
+        "deletionTimestamp": ALL,
+        "labels": {_ROLE: ALL, _OF_GROUP: ALL},
+        "annotations": {_LINK_PORT: ALL},
+    },
+    "status": {"phase": ALL, "podIP": ALL},
+}
 
 Connect = Callable[[], Awaitable[Cluster]]
 
@@ -68,10 +81,16 @@ class ServicePods:
         cluster = await self._connect()
         try:
             selector = Selector(POD, self._namespace, f"{_SERVICE}={self._name}")
-            self._pods = Reflector(cluster, selector, self._clock, self._entropy)
+            self._pods = Reflector(cluster, selector, self._clock, self._entropy, keep=kept)
             await self._pods.run()
         finally:
             await cluster.close()
+
+
+def kept(pod: Json) -> Json:
+    """A pod with what is read of it here."""
+    found: Json = only(pod, _READ)
+    return found
 
 
 def address_of(pod: Json) -> str | None:

@@ -53,12 +53,12 @@ def read_follower(obj: Json) -> Pod | None:
 def pod_of(obj: Json, pool: str, revision: str, load: PodLoad = _IDLE) -> Pod:
     """Any pod, as one of this pool and revision."""
     metadata, status = obj["metadata"], obj.get("status") or {}
-    conditions = {each["type"]: each for each in status.get("conditions") or ()}
+    conditions = _by_type(status)
     ready, placed = conditions.get("Ready", {}), conditions.get("PodScheduled", {})
     is_ready = ready.get("status") == "True"
     unplaced = placed.get("status") == "False" and placed.get("reason") == _UNSCHEDULABLE
     begun = conditions.get(_SANDBOX, {})
-    unmounted = begun.get("status") == "False" and placed.get("status") == "True"
+    unmounted = _unmounted(conditions)
     volumes = ((obj.get("spec") or {}).get("volumes") or ()) if unmounted else ()
     return Pod(
         name=metadata["name"],
@@ -81,6 +81,20 @@ def pod_of(obj: Json, pool: str, revision: str, load: PodLoad = _IDLE) -> Pod:
         queued_tokens=load.queued_tokens,
         kv_used=load.kv_used,
     )
+
+
+def awaits_volumes(status: Json) -> bool:
+    """Whether the pod with this status has a node and cannot begin there, as while its volumes are not mounted."""
+    return _unmounted(_by_type(status))
+
+
+def _by_type(status: Json) -> dict[str, Json]:
+    return {each["type"]: each for each in status.get("conditions") or ()}
+
+
+def _unmounted(conditions: Mapping[str, Json]) -> bool:
+    begun, placed = conditions.get(_SANDBOX, {}), conditions.get("PodScheduled", {})
+    return begun.get("status") == "False" and placed.get("status") == "True"
 
 
 def _statuses(status: Json) -> list[Json]:

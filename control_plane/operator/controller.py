@@ -18,7 +18,7 @@ from control_plane.operator.mirror import Mirror
 from control_plane.reconcile import reconcile
 from control_plane.reconcile.desired_state import read_status
 from control_plane.reconcile.service_status import awaits_routers
-from control_plane.reconcile.turns import ASKING, Standing, awaited_until_s, look_again_s, state_of, turns_until
+from control_plane.reconcile.turns import ASKING, Line, Standing, awaited_until_s, look_again_s, state_of
 from control_plane.rollout import Health
 from tandem.core.clock import Clock
 from tandem.core.errors import TandemError
@@ -26,7 +26,6 @@ from tandem.core.metrics import Meter
 from tandem.kube.kinds import CONTROLLER_REVISION, Json, Ref
 from tandem.kube.queue import WorkQueue
 from tandem.kube.recorder import EventRecorder
-from tandem.kube.store import key_of
 from tandem.process.logs import event
 
 _log = logging.getLogger(__name__)
@@ -81,7 +80,7 @@ class Controller:
         self._tools = tools
         self._wishes: dict[Key, tuple[tuple[str, int], DesiredSpec]] = {}
         self._records: dict[str, RevisionRecord] = {}
-        self._standings: dict[Key, tuple[tuple[str, str | None], Standing]] = {}
+        self._line = Line()
         self._health = RolloutHealth()
 
     async def work(self, key: Key) -> float | None:
@@ -134,32 +133,31 @@ class Controller:
         )
 
     def _turns(self, key: Key, obj: Json) -> int:
-        """Services before this one in the line for new defaults."""
-        tools = self._tools
-        at_once = tools.installation.rollouts_at_once
+        """Services before this one in the line for new defaults. The line is brought up to date by what has changed
+        since some service asked last."""
+        tools, at_once = self._tools, self._tools.installation.rollouts_at_once
         if at_once == 0 or self._standing(key, obj).state not in ASKING:
             return 0
-        line = (self._standing(key_of(each), each) for each in tools.mirror.services())
-        return turns_until("/".join(key), line, at_once, tools.clock.wall())
+        for each in tools.mirror.take_changed_services():
+            other = tools.mirror.service(each)
+            if other is None:
+                self._line.remove("/".join(each))
+            else:
+                self._line.put(self._standing(each, other))
+        return self._line.turns_until("/".join(key), at_once, tools.clock.wall())
 
     def _standing(self, key: Key, obj: Json) -> Standing:
-        """Found out once per version of the service's object."""
-        version = obj["metadata"]["uid"], obj["metadata"].get("resourceVersion")
-        kept = self._standings.get(key)
-        if kept is None or kept[0] != version:
-            wish = self.wish(key, obj)
-            leaving = "deletionTimestamp" in obj["metadata"]
-            own = wish.own.spec if wish.own is not None and wish.problem is None and not leaving else None
-            stored = self._tools.mirror.stores(key[0])[CONTROLLER_REVISION].labelled(SERVICE, key[1], key[0])
-            # Others keep revisions of their own under this label, as the DaemonSet of a service's stores does.
-            ours = (self._record(each) for each in stored if REVISION in labels_of(each))
-            records = {record.name: record for record in ours}
-            status = read_status(obj)
-            state = state_of(status, own, wish.revision, records)
-            until_s = math.inf if own is None else awaited_until_s(status, own)
-            created = str(obj["metadata"].get("creationTimestamp", ""))
-            kept = self._standings[key] = (version, Standing(created, "/".join(key), state, until_s))
-        return kept[1]
+        wish = self.wish(key, obj)
+        leaving = "deletionTimestamp" in obj["metadata"]
+        own = wish.own.spec if wish.own is not None and wish.problem is None and not leaving else None
+        stored = self._tools.mirror.stores(key[0])[CONTROLLER_REVISION].labelled(SERVICE, key[1], key[0])
+        # Others keep revisions of their own under this label, as the DaemonSet of a service's stores does.
+        ours = (self._record(each) for each in stored if REVISION in labels_of(each))
+        records = {record.name: record for record in ours}
+        status = read_status(obj)
+        state = state_of(status, own, wish.revision, records)
+        until_s = math.inf if own is None else awaited_until_s(status, own)
+        return Standing(str(obj["metadata"].get("creationTimestamp", "")), "/".join(key), state, until_s)
 
     def _health_of(self, key: Key, observed: Observed) -> dict[str, Health]:
         names = sorted({each.revision for each in observed.workers})
@@ -189,6 +187,5 @@ class Controller:
 
     def _forget(self, key: Key) -> None:
         self._wishes.pop(key, None)
-        self._standings.pop(key, None)
         self._health.forget(key)
         self._tools.applier.forget(key)

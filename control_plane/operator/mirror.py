@@ -13,6 +13,7 @@ from typing import Final
 
 from control_plane.objects.names import MANAGED, SERVICE, labels_of
 from control_plane.objects.pruning import served_schema
+from control_plane.observe.kept import KEPT
 from control_plane.observe.reading import CHILDREN, OPTIONAL
 from tandem.core.clock import Clock
 from tandem.core.entropy import Entropy
@@ -68,6 +69,7 @@ class Mirror:
         self._running: dict[Reflector, asyncio.Task[None]] = {}
         self._claims: dict[str, dict[Key, Claim]] = {}
         """By the name of a model, the services that want it."""
+        self._changed_services: set[Key] = set()
         for kind in (MODEL_SERVICE, POD, *CHILDREN):
             self._add(kind)
         self.keda_schema: Json | None = None
@@ -76,7 +78,7 @@ class Mirror:
         self._routers: Reflector | None = None
         if watched.routers_in is not None:
             selector = Selector(POD, watched.routers_in, ROUTERS)
-            self._routers = Reflector(cluster, selector, clock, entropy, settings)
+            self._routers = Reflector(cluster, selector, clock, entropy, settings, KEPT[POD])
 
     # -- Reading --------------------------------------------------------------------------------------------------
 
@@ -97,6 +99,11 @@ class Mirror:
 
     def service(self, key: Key) -> Json | None:
         return self.stores(key[0])[MODEL_SERVICE].get(key)
+
+    def take_changed_services(self) -> set[Key]:
+        """The services whose objects have changed, come or gone since the last call."""
+        taken, self._changed_services = self._changed_services, set()
+        return taken
 
     def name_holder(self, obj: Json) -> str:
         """The service, as `namespace/name`, that has the model's name of this one."""
@@ -156,7 +163,7 @@ class Mirror:
         for namespace in self._namespaces:
             labels = "" if kind == MODEL_SERVICE else MANAGED
             selector = Selector(kind, namespace, labels)
-            reflector = Reflector(self._cluster, selector, self._clock, self._entropy, self._settings)
+            reflector = Reflector(self._cluster, selector, self._clock, self._entropy, self._settings, KEPT[kind])
             reflector.store.on_change(self._own_change if kind == MODEL_SERVICE else self._child_change)
             self._reflectors[kind, namespace] = reflector
             added.append(reflector)
@@ -213,6 +220,7 @@ class Mirror:
         return True
 
     def _own_change(self, key: Key, old: Json | None, new: Json | None) -> None:
+        self._changed_services.add(key)
         self._on_change(key)
         before, after = (None if obj is None else claim_of(obj) for obj in (old, new))
         if before == after:

@@ -62,9 +62,10 @@ def service_state(observed: Observed, goal: DesiredState, plan: RolloutPlan | No
         said = f"{goal.blocked.sentence}{kept}"
         return ServiceState(Verdict(goal.blocked.reason, said, stalled=True), available, asleep, causes)
     verdict = _STARTING if plan is None else plan.verdict
-    if goal.awaits_turn and verdict.done:
+    if goal.awaits_turn and (verdict.done or not verdict.stalled):
         what = f"Revision {observed.wish.revision} takes over new defaults of the installation when its turn comes"
-        verdict = replace(verdict, reason=AWAITS_TURN, message=f"{verdict.message} {what}.")
+        reason = AWAITS_TURN if verdict.done else verdict.reason
+        verdict = replace(verdict, reason=reason, message=f"{verdict.message} {what}.")
     return ServiceState(verdict, available, asleep, causes)
 
 

@@ -7,7 +7,7 @@ not waited for.
 """
 
 import math
-from collections.abc import Iterable
+from bisect import bisect_left, insort
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -31,7 +31,7 @@ ASKING: Final[tuple[State, ...]] = ("waits", "blocked")
 """States in which a service may not begin before its turn."""
 
 
-@dataclass(frozen=True, order=True)
+@dataclass(frozen=True)
 class Standing:
     """One service in the line; the oldest is the first. `since` is when it was made, as the API server writes it."""
 
@@ -41,25 +41,75 @@ class Standing:
     until_s: float = math.inf
     """Wall-clock seconds after which one that moves is not waited for."""
 
+    @property
+    def place(self) -> tuple[str, str]:
+        return self.since, self.service
+
+
+class Line:
+    """The standings of all services, kept up by one at a time: a look does not read them all."""
+
+    def __init__(self) -> None:
+        self._standings: dict[str, Standing] = {}
+        self._waiting: list[tuple[str, str]] = []
+        """Places of those that wait, in order."""
+        self._moving: dict[str, float] = {}
+        """Until when those that move are waited for."""
+
+    def put(self, standing: Standing) -> None:
+        """The service stands like this from now on."""
+        self.remove(standing.service)
+        self._standings[standing.service] = standing
+        if standing.state == "waits":
+            insort(self._waiting, standing.place)
+        elif standing.state == "moves":
+            self._moving[standing.service] = standing.until_s
+
+    def remove(self, service: str) -> None:
+        """There is no such service any more."""
+        old = self._standings.pop(service, None)
+        self._moving.pop(service, None)
+        if old is not None and old.state == "waits":
+            del self._waiting[bisect_left(self._waiting, old.place)]
+
+    def turns_until(self, service: str, at_once: int, now: float) -> int:
+        """How many services have to be done before this one may begin; 0 when it may now. `at_once` is the bound, 0
+        for none; `now` is wall-clock seconds."""
+        own = self._standings.get(service)
+        if at_once == 0 or own is None or own.state not in ASKING:
+            return 0
+        free = at_once - sum(now < until_s for until_s in self._moving.values())
+        return max(0, bisect_left(self._waiting, own.place) - max(0, free) + 1)
+
 
 def state_of(
     status: ModelServiceStatus, own: Spec | None, revision: str, records: dict[str, RevisionRecord]
 ) -> State:
     """How the service stands to new defaults. `own` is the specification without defaults, `revision` that of the
     specification with them; `records` are of the service's revisions."""
-    current = records.get(status.current_revision)
-    if own is None or current is None or current.name == revision:
-        return ""
     failed = status.rollout.failed_revision if status.rollout is not None else ""
-    if failed == revision or not _by_defaults(own, current):
+    reconciling = any(each.type == "Reconciling" and each.status == "True" for each in status.conditions)
+    rests = rests_part_way(status)
+    base = records.get(status.update_revision if rests else status.current_revision)
+    if own is None or base is None or revision in (base.name, failed):
         return ""
+    if not _by_defaults(own, base):
+        # One that rested part of the way when its turn came.
+        goes_on = reconciling and any(_by_defaults(own, each) for name, each in records.items() if name != revision)
+        return "moves" if goes_on and status.update_revision == revision else ""
     if _blocked(status):
         return "blocked"
     # One that is on its way goes on to newer defaults: waiting for them, it would go back first.
-    if status.update_revision in ("", failed):
+    if rests or status.update_revision in ("", failed):
         return "waits"
-    reconciling = any(each.type == "Reconciling" and each.status == "True" for each in status.conditions)
     return "moves" if reconciling else ""
+
+
+def rests_part_way(status: ModelServiceStatus) -> bool:
+    """Whether a rollout has come as far as its weight, its gate or a pause lets it."""
+    failed = status.rollout.failed_revision if status.rollout is not None else ""
+    reconciling = any(each.type == "Reconciling" and each.status == "True" for each in status.conditions)
+    return status.update_revision not in ("", failed) and not reconciling
 
 
 def awaited_until_s(status: ModelServiceStatus, own: Spec) -> float:
@@ -68,18 +118,6 @@ def awaited_until_s(status: ModelServiceStatus, own: Spec) -> float:
     holds it, has no end."""
     since = status.rollout.since if status.rollout is not None else 0.0
     return since + max(_COMPARED_S, float(own.rollout.progress_deadline_seconds))
-
-
-def turns_until(service: str, line: Iterable[Standing], at_once: int, now: float) -> int:
-    """How many services have to be done before this one may begin; 0 when it may now. `at_once` is the bound, 0 for
-    none; `now` is wall-clock seconds."""
-    standings = sorted(line)
-    asks = any(each.service == service and each.state in ASKING for each in standings)
-    if at_once == 0 or not asks:
-        return 0
-    waiting = [each.service for each in standings if each.state == "waits" or each.service == service]
-    free = at_once - sum(each.state == "moves" and now < each.until_s for each in standings)
-    return max(0, waiting.index(service) - max(0, free) + 1)
 
 
 def look_again_s(turns: int, at_once: int) -> float:

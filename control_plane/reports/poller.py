@@ -51,7 +51,8 @@ class Poller:
     async def _ask(self, place: Endpoint) -> RouterReport | TandemError:
         try:
             workers, revisions = await asyncio.gather(
-                get(place, "/v1/workers", self._timeout_s, self._tls, self._key),
+                # There are as many pairs as prefill workers times decode workers, and nobody here reads them.
+                get(place, "/v1/workers?pairs=none", self._timeout_s, self._tls, self._key),
                 get(place, "/v1/revisions", self._timeout_s, self._tls, self._key),
             )
             return read_report(workers, revisions)

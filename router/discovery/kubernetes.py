@@ -1,4 +1,5 @@
-"""Watches pods and services at an API server and reports every change to the fleet.
+"""Watches pods and services at an API server and reports every change to the fleet, and of it no more than what is
+another one.
 
 While the server is away, at the start or later, the last good list stays in force and running work goes on. Logs and
 metrics report the absence.
@@ -6,21 +7,21 @@ metrics report the absence.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
-from router.discovery.model_service import DiscoveredService, by_model, service_of
-from router.discovery.pods import SELECTED, WorkerPod, worker_of
+from router.discovery.catalog import Catalog
+from router.discovery.pods import SELECTED, WorkerPod, kept
 from router.discovery.texts import TextSides
 from router.fleet.services import MemberFacts, ServiceFacts
 from tandem.core.clock import Clock
 from tandem.core.entropy import Entropy
-from tandem.core.errors import TandemError
 from tandem.core.metrics import Meter
 from tandem.kube.backoff import Backoff
 from tandem.kube.cluster import Cluster, Selector
-from tandem.kube.kinds import MODEL_SERVICE, POD
+from tandem.kube.kinds import MODEL_SERVICE, POD, Json
+from tandem.kube.projection import without_bookkeeping
 from tandem.kube.reflector import Reflector, ReflectorSettings
 from tandem.kube.store import Key
 from tandem.process.logs import event
@@ -30,9 +31,9 @@ _log = logging.getLogger(__name__)
 _SETTLE_S: Final = 0.05
 """Seconds to wait after a change, so that changes that come together are reported together."""
 _LOOK_EVERY_S: Final = 1.0
-_SETTINGS: Final = ReflectorSettings(backoff=Backoff(0.5, 5.0))
+_SETTINGS: Final = ReflectorSettings(page=100, backoff=Backoff(0.5, 5.0))
 """Reflector settings of a router. Routers are few, and workers that a router does not know of get no requests, so
-routers retry sooner than operators do."""
+routers retry sooner than operators do. A page is decoded in the loop that streams tokens: 100 pods are some 5 ms."""
 
 
 Connect = Callable[[], Awaitable[Cluster]]
@@ -42,9 +43,11 @@ Connect = Callable[[], Awaitable[Cluster]]
 class DiscoveryListener(Protocol):
     """The part of `router.fleet.fleet.Fleet` to which discovery reports."""
 
-    def set_members(self, addresses: Sequence[str]) -> None: ...
+    def change_members(self, joined: Iterable[str], left: Iterable[str]) -> None: ...
 
-    def set_services(self, facts: Sequence[ServiceFacts], members: Sequence[MemberFacts]) -> None: ...
+    def change_services(
+        self, facts: Mapping[str, ServiceFacts | None], members: Mapping[str, MemberFacts | None]
+    ) -> None: ...
 
     def set_drains(self, within_s: Mapping[str, float]) -> None: ...
 
@@ -83,9 +86,10 @@ class KubernetesDiscovery:
         self._settings = settings or _SETTINGS
         self._changed = asyncio.Event()
         self._cluster: Cluster | None = None
-        self._services: dict[Key, DiscoveredService] = {}
-        """The services as last understood: a service written by a newer version stays as it was."""
-        self._said: tuple[str, ...] = ()
+        self._catalog = Catalog()
+        self._drains: dict[str, float] = {}
+        self._loaded: set[str] = set()
+        """Models whose text side has come since the last report."""
         self._lost = ""
 
     async def open(self) -> None:
@@ -97,30 +101,47 @@ class KubernetesDiscovery:
         assert self._cluster is not None, "opened first"
         pods = [self._reflector(Selector(POD, each, SELECTED)) for each in self._namespaces]
         services = [self._reflector(Selector(MODEL_SERVICE, each)) for each in self._namespaces]
-        self._texts.loaded = self._changed.set
+        reflectors = (*pods, *services)
+        self._texts.loaded = self._text_loaded
         try:
             async with asyncio.TaskGroup() as group:
-                for reflector in (*pods, *services):
-                    reflector.store.on_change(lambda key, old, new: self._changed.set())
+                for reflector in reflectors:
                     group.create_task(reflector.run(), name="watch of the API server")
                 group.create_task(self._texts.run(), name="text sides")
-                await self._tell_for_ever(pods, services)
+                await self._tell_for_ever(reflectors)
         finally:
             await self._cluster.close()
 
     def _reflector(self, selector: Selector) -> Reflector:
         assert self._cluster is not None
-        return Reflector(self._cluster, selector, self._clock, self._entropy, self._settings)
+        pods = selector.kind == POD
+        keep, take = (kept, self._catalog.take_pod) if pods else (without_bookkeeping, self._catalog.take_service)
 
-    async def _tell_for_ever(self, pods: Sequence[Reflector], services: Sequence[Reflector]) -> None:
+        def on_change(key: Key, old: Json | None, new: Json | None) -> None:
+            if take(key, new):
+                self._changed.set()
+
+        reflector = Reflector(self._cluster, selector, self._clock, self._entropy, self._settings, keep)
+        reflector.store.on_change(on_change)
+        return reflector
+
+    def _text_loaded(self, model: str) -> None:
+        self._loaded.add(model)
+        self._changed.set()
+
+    async def _tell_for_ever(self, reflectors: Sequence[Reflector]) -> None:
         told = False
         while True:
-            synced = all(reflector.has_synced for reflector in (*pods, *services))
-            if synced and (self._changed.is_set() or not told):
-                self._changed.clear()
-                self._tell(pods, services)
+            synced = all(reflector.has_synced for reflector in reflectors)
+            if synced and not told:
+                self._fleet.change_members(self._always, ())
+                self._fleet.change_services({}, {})
+                self._changed.set()
                 told = True
-            self._watch_health((*pods, *services))
+            if synced and self._changed.is_set():
+                self._changed.clear()
+                self._tell()
+            self._watch_health(reflectors)
             try:
                 async with asyncio.timeout(_LOOK_EVERY_S):
                     await self._changed.wait()
@@ -128,47 +149,36 @@ class KubernetesDiscovery:
             except TimeoutError:
                 pass
 
-    def _tell(self, pods: Sequence[Reflector], services: Sequence[Reflector]) -> None:
-        found: list[str] = []
-        named, problems = by_model(self._understood(services, found))
-        workers = [worker for each in pods for pod in each.store if (worker := worker_of(pod)) is not None]
-        served = {each.facts.name for each in named.values()}
-        members = {worker.address: worker for worker in workers if worker.service in served}
-        self._say((*found, *problems), len(members), len(named))
-        self._texts.want({model: each.text for model, each in named.items()})
-        self._fleet.set_services(
-            [self._with_context(each.facts) for each in named.values()],
-            [MemberFacts(each.address, each.service, each.pool, each.ready) for each in members.values()],
+    def _tell(self) -> None:
+        """Report what has changed."""
+        changes, catalog = self._catalog.take_changes(), self._catalog
+        for problem in changes.problems:
+            event(_log, "service_ignored", level=logging.WARNING, reason=problem)
+        event(_log, "discovered", level=logging.DEBUG, workers=len(catalog.members), services=len(catalog.named))
+        if changes.services:
+            self._texts.want({model: each.text for model, each in catalog.named.items()})
+        models, self._loaded = {*changes.services, *self._loaded}, set()
+        services = {model: catalog.named.get(model) for model in sorted(models)}
+        self._fleet.change_services(
+            {model: None if each is None else self._with_context(each.facts) for model, each in services.items()},
+            {address: None if each is None else _facts(each) for address, each in changes.members.items()},
         )
-        # In an order of their own, whatever order they came in.
-        self._fleet.set_members((*self._always, *sorted(members)))
-        self._fleet.set_drains(_drains(members))
+        joined = [address for address, each in changes.members.items() if each is not None]
+        left = [address for address, each in changes.members.items() if each is None and address not in self._always]
+        self._fleet.change_members(joined, left)
+        self._tell_drains(changes.members)
 
-    def _understood(self, services: Sequence[Reflector], problems: list[str]) -> list[DiscoveredService]:
-        found: dict[Key, DiscoveredService] = {}
-        for reflector in services:
-            for obj in reflector.store:
-                key = obj["metadata"].get("namespace", ""), obj["metadata"]["name"]
-                try:
-                    found[key] = service_of(obj)
-                except TandemError as error:
-                    problems.append(error.message)
-                    if key in self._services:
-                        found[key] = self._services[key]
-        self._services = found
-        return list(found.values())
+    def _tell_drains(self, members: Mapping[str, WorkerPod | None]) -> None:
+        changed = {address: None if each is None else each.drain_within_s for address, each in members.items()}
+        if all(self._drains.get(address) == within_s for address, within_s in changed.items()):
+            return
+        whole: dict[str, float | None] = {**self._drains, **changed}
+        self._drains = {address: within_s for address, within_s in whole.items() if within_s is not None}
+        self._fleet.set_drains(self._drains)
 
     def _with_context(self, facts: ServiceFacts) -> ServiceFacts:
         context = self._texts.context_tokens(facts.model)
         return facts if context is None else replace(facts, context_tokens=context)
-
-    def _say(self, problems: tuple[str, ...], workers: int, services: int) -> None:
-        """Log what is new about problems, once."""
-        for problem in problems:
-            if problem not in self._said:
-                event(_log, "service_ignored", level=logging.WARNING, reason=problem)
-        self._said = problems
-        event(_log, "discovered", level=logging.DEBUG, workers=workers, services=services)
 
     def _watch_health(self, reflectors: Sequence[Reflector]) -> None:
         """Say when the server has gone away, and when it is back."""
@@ -184,7 +194,5 @@ class KubernetesDiscovery:
             self._meter.set("tandem_discovery_age_seconds", max(0.0, self._clock.now() - min(heard)))
 
 
-def _drains(members: Mapping[str, WorkerPod]) -> dict[str, float]:
-    return {
-        address: worker.drain_within_s for address, worker in members.items() if worker.drain_within_s is not None
-    }
+def _facts(worker: WorkerPod) -> MemberFacts:
+    return MemberFacts(worker.address, worker.service, worker.pool, worker.ready)

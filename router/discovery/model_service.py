@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -94,14 +94,25 @@ def facts_of(entry: ServiceEntry) -> ServiceFacts:
     )
 
 
-def by_model(found: Iterable[DiscoveredService]) -> tuple[dict[str, DiscoveredService], list[str]]:
-    """The services by the name of their model, and a sentence for each service or alias that another one's name keeps
-    out: a model's name goes before an alias, and of two the oldest service's."""
+class NameProblem(NamedTuple):
+    """Why a service, as `namespace/name`, is not served by one of its names."""
+
+    service: str
+    sentence: str
+
+
+def by_model(found: Iterable[DiscoveredService]) -> tuple[dict[str, DiscoveredService], list[NameProblem]]:
+    """The services by the name of their model, and what to say for each service or alias that another one's name
+    keeps out: a model's name goes before an alias, and of two the oldest service's."""
     claims = {Claim(each.since, each.facts.name, each.facts.model): each for each in found}
     held_by = holders(claims)
     named = {model: claims[claim] for model, claim in held_by.items()}
     problems = [
-        f"{claim.service} is not served: {held_by[claim.model].service} serves a model called {claim.model!r} already"
+        NameProblem(
+            claim.service,
+            f"{claim.service} is not served: {held_by[claim.model].service} serves a model called {claim.model!r} "
+            "already",
+        )
         for claim in sorted(claims)
         if held_by[claim.model] != claim
     ]
@@ -110,7 +121,8 @@ def by_model(found: Iterable[DiscoveredService]) -> tuple[dict[str, DiscoveredSe
         name, own = each.facts.name, tuple(alias for alias in each.facts.aliases if alias != model)
         for alias in own:
             if (holder := aliases.setdefault(alias, name)) != name:
-                problems.append(f"{name} is not served as {alias!r}: {holder} has that name already")
+                why = f"{name} is not served as {alias!r}: {holder} has that name already"
+                problems.append(NameProblem(name, why))
         held = tuple(alias for alias in own if aliases[alias] == name)
         named[model] = replace(each, facts=replace(each.facts, aliases=held))
     return named, problems

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from tandem.kube.kinds import Json
+from tandem.kube.projection import ALL, Fields, only
 from tandem.link.address import LinkAddress
 from tandem.spec.service import API_GROUP
 
@@ -16,6 +17,20 @@ SELECTED: Final = f"app.kubernetes.io/managed-by=tandem,{SERVICE}"
 """Pods of the control plane's, of any service."""
 _OF_GROUP: Final = "leaderworkerset.sigs.k8s.io/worker-index"
 _ENDED: Final = ("Succeeded", "Failed")
+_READ: Final[Fields] = {
+    "metadata": {
+        "name": ALL,
+        "namespace": ALL,
+        "uid": ALL,
+        "resourceVersion": ALL,
+        "creationTimestamp": ALL,
+        "deletionTimestamp": ALL,
+        "deletionGracePeriodSeconds": ALL,
+        "labels": {SERVICE: ALL, POOL: ALL, _OF_GROUP: ALL},
+        "annotations": {LINK_PORT: ALL, DRAIN_WITHIN: ALL},
+    },
+    "status": {"phase": ALL, "podIP": ALL, "conditions": {"type": ALL, "status": ALL}},
+}
 _MARGIN_S: Final = 30.0
 """Seconds between the end of a pod's drain and its kill, by which its grace period exceeds the drain."""
 
@@ -30,6 +45,8 @@ class WorkerPod:
     pool: str
     ready: bool
     drain_within_s: float | None
+    since: str = ""
+    """When the pod was made, as the API server writes times, which sort as text."""
 
 
 def worker_of(pod: Json) -> WorkerPod | None:
@@ -48,7 +65,14 @@ def worker_of(pod: Json) -> WorkerPod | None:
         pool=labels.get(POOL, ""),
         ready=_is_ready(status),
         drain_within_s=_drain_within_s(metadata, annotations),
+        since=str(metadata.get("creationTimestamp", "")),
     )
+
+
+def kept(pod: Json) -> Json:
+    """A pod with what is read of it here."""
+    found: Json = only(pod, _READ)
+    return found
 
 
 def _is_ready(status: Json) -> bool:

@@ -42,8 +42,8 @@ class TextSides(Mapping[str, Renderer]):
         self._failed: dict[str, tuple[TextSource, float]] = {}
         self._why: dict[str, str] = {}
         self._changed = asyncio.Event()
-        self.loaded: Callable[[], None] = lambda: None
-        """Called when a model's text side is there."""
+        self.loaded: Callable[[str], None] = lambda model: None
+        """Called with the name of a model whose text side is there."""
 
     def __getitem__(self, model: str) -> Renderer:
         return self._sides[model][1].renderer
@@ -94,6 +94,8 @@ class TextSides(Mapping[str, Renderer]):
             if failed is not None and failed[0].place == source.place and now - failed[1] < _AGAIN_S:
                 continue
             there = self._sides.get(model)
+            if there is not None and there[0] is source:
+                continue
             if there is None or (source.settled and there[0].place != source.place):
                 return model, source
         return None
@@ -109,7 +111,7 @@ class TextSides(Mapping[str, Renderer]):
         self._why.pop(model, None)
         if model in self._wanted:
             self._sides[model] = source, side
-            self.loaded()
+            self.loaded(model)
 
 
 async def _on_thread(work: Callable[[], TextSide], name: str) -> TextSide:

@@ -134,10 +134,11 @@ class Fleet:
         """Why nothing could be handed off yet although there are workers for it; None once that is decided."""
         return self._prober.book.unproven() if self._prober is not None else None
 
-    def listing(self) -> tuple[WorkerListing, ...]:
-        """Every worker with its state and its pairs."""
+    def listing(self, *, pairs: bool = True) -> tuple[WorkerListing, ...]:
+        """Every worker with its state and, if asked for, its pairs."""
         book = self._prober.book if self._prober is not None else None
-        return listing(self.peers(), self._worker_counts.fenced, book, self.services, self._clock.now())
+        fenced, now = self._worker_counts.fenced, self._clock.now()
+        return listing(self.peers(), fenced, book, self.services, now, pairs=pairs)
 
     def problems(self) -> dict[str, str]:
         """Members without a usable link, by address, with the reason."""
@@ -148,25 +149,37 @@ class Fleet:
     def set_members(self, addresses: Iterable[str]) -> None:
         """Set the wanted workers, which replace all earlier ones. Links to the others end."""
         wanted = dict.fromkeys(addresses)
-        for address in [address for address in self._members if address not in wanted]:
-            task = self._members.pop(address)
+        self.change_members(wanted, [address for address in self._members if address not in wanted])
+
+    def change_members(self, joined: Iterable[str], left: Iterable[str]) -> None:
+        """Add wanted workers, and end the links to others."""
+        forgotten = False
+        for address in left:
+            task = self._members.pop(address, None)
             self._problems.pop(address, None)
-            self._hellos.pop(address, None)
+            forgotten |= self._hellos.pop(address, None) is not None
             self._worker_counts.clear(address)
             if task is not None:
                 task.cancel()
-        for address in wanted:
+        for address in joined:
             if address not in self._members:
                 self._members[address] = self._begin(address)
-        self.services.renew(self._hellos.values())
+        if forgotten:
+            self.services.renew(self._hellos.values())
 
     def set_services(self, facts: Iterable[ServiceFacts], members: Iterable[MemberFacts]) -> None:
         """Set the services, which replace all earlier ones, with what is known of their members."""
-        self.services.tell(facts, members)
-        self.services.renew(self._hellos.values())
-        for peer in self.peers():
-            self._tune(peer)
-        if self._listener is not None:
+        self.change_services(*self.services.difference(facts, members))
+
+    def change_services(
+        self, facts: Mapping[str, ServiceFacts | None], members: Mapping[str, MemberFacts | None]
+    ) -> None:
+        """Change these services, by model, and what is known of these members, by address; None takes one away."""
+        self.services.change(facts, members)
+        for model in facts:
+            for view in self.views(model):
+                self._tune(self._peers[view.worker_id])
+        if facts and self._listener is not None:
             self._listener.services_changed()
 
     def set_drains(self, within_s: Mapping[str, float]) -> None:

@@ -1,15 +1,20 @@
 """The listing of a router's workers for people and tools: `GET /v1/workers`."""
 
+import heapq
 from collections.abc import Iterable
+from typing import Final, Protocol
 
 import msgspec
 
-from router.fleet.breaker import Breaker
+from router.fleet.breaker import Breaker, State
 from router.fleet.pairs import Key, PairRegistry
 from router.fleet.peer import Peer
 from router.fleet.services import MemberFacts, ServiceRegistry
 from router.fleet.worker_counts import Fenced, state_of
 from tandem.core.messages import Hello
+
+PAIRS_MAX: Final = 32
+"""Pairs that are listed of one worker. There are as many as prefill workers times decode workers."""
 
 
 class PairListing(msgspec.Struct, frozen=True):
@@ -60,11 +65,19 @@ class WorkerListing(msgspec.Struct, frozen=True):
     takes_prompts: bool = False
     """Whether the worker computes prompts that others answer: by its role, or for role `auto` by the split in
     force."""
+    pair_count: int = 0
+    """How many pairs the worker is in. At most `PAIRS_MAX` of them are listed, first those that are not closed."""
 
     def for_tenants(self) -> "WorkerListing":
         """The listing without the worker's address, and without its load, which shows what others have asked of
         it."""
         return msgspec.structs.replace(self, address="", load=None)
+
+
+class ListWorkers(Protocol):
+    """Lists all workers, with or without their pairs, which take most of the time and place."""
+
+    def __call__(self, *, pairs: bool) -> Iterable[WorkerListing]: ...
 
 
 class LoadListing(msgspec.Struct, frozen=True):
@@ -91,10 +104,16 @@ class LoadListing(msgspec.Struct, frozen=True):
 
 
 def listing(
-    peers: Iterable[Peer], fenced: Iterable[Fenced], book: PairRegistry | None, services: ServiceRegistry, now: float
+    peers: Iterable[Peer],
+    fenced: Iterable[Fenced],
+    book: PairRegistry | None,
+    services: ServiceRegistry,
+    now: float,
+    *,
+    pairs: bool = True,
 ) -> tuple[WorkerListing, ...]:
-    """All workers, in order of their ids."""
-    workers = [_live(peer, _pairs(peer, book), now) for peer in peers]
+    """All workers, in order of their ids, with or without their pairs."""
+    workers = [_live(peer, book, pairs, now) for peer in peers]
     workers += [_worker(each.hello, each.address, "fenced", each.reason, ()) for each in fenced]
     placed = [_placed(worker, services.member(worker.address)) for worker in workers]
     return tuple(sorted(placed, key=lambda worker: (worker.id, worker.address)))
@@ -105,12 +124,17 @@ def _placed(worker: WorkerListing, member: MemberFacts | None) -> WorkerListing:
     return worker if member is None else msgspec.structs.replace(worker, service=member.service, pool=member.pool)
 
 
-def _live(peer: Peer, pairs: tuple[PairListing, ...], now: float) -> WorkerListing:
+def _live(peer: Peer, book: PairRegistry | None, pairs: bool, now: float) -> WorkerListing:
     """A worker that there is a link to, with what it is busy with."""
-    ready_for_s = None if peer.view.ready_at is None else max(0.0, now - peer.view.ready_at)
-    listed = _worker(peer.hello, peer.address, state_of(peer), "", pairs)
-    takes_prompts = peer.view.takes_prompts
-    return msgspec.structs.replace(listed, load=_load(peer), ready_for_s=ready_for_s, takes_prompts=takes_prompts)
+    keys = book.of(peer.worker_id) if book is not None else ()
+    listed = _pairs(peer, keys, book) if book is not None and pairs else ()
+    return msgspec.structs.replace(
+        _worker(peer.hello, peer.address, state_of(peer), "", listed),
+        load=_load(peer),
+        ready_for_s=None if peer.view.ready_at is None else max(0.0, now - peer.view.ready_at),
+        takes_prompts=peer.view.takes_prompts,
+        pair_count=len(keys),
+    )
 
 
 def _load(peer: Peer) -> LoadListing | None:
@@ -165,9 +189,11 @@ def _kv_path(addresses: tuple[str, ...]) -> str:
     return f"{scheme}/{fabric}" if fabric else scheme
 
 
-def _pairs(peer: Peer, book: PairRegistry | None) -> tuple[PairListing, ...]:
-    keys = sorted(book.of(peer.worker_id)) if book is not None else ()
-    return tuple(_pair(key, peer.worker_id, book.breakers[key]) for key in keys if book is not None)
+def _pairs(peer: Peer, keys: Iterable[Key], book: PairRegistry) -> tuple[PairListing, ...]:
+    """The pairs of a worker in order of the others' ids; of too many those in trouble."""
+    breakers = book.breakers
+    kept = heapq.nsmallest(PAIRS_MAX, keys, key=lambda key: (breakers[key].state is State.CLOSED, key))
+    return tuple(_pair(key, peer.worker_id, breakers[key]) for key in sorted(kept))
 
 
 def _pair(key: Key, worker_id: str, breaker: Breaker) -> PairListing:

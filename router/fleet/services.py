@@ -62,20 +62,31 @@ class ServiceRegistry:
 
     def __init__(self) -> None:
         self._facts: dict[str, ServiceFacts] = {}
-        self._remembered: dict[str, tuple[ServedModel, ...]] = {}
+        self._members: dict[str, MemberFacts] = {}
+        self._ready: dict[str, None] = {}
+        """Addresses of the members that are reported ready."""
         self.watched = False
         """Whether services are watched at all."""
         self.told = False
         """Whether the services have been reported at least once."""
-        self.awaited = False
-        """Whether any member is reported ready."""
         self.default_slo = DEFAULT
         """Supplies the bounds of TTFT and TPOT that a service does not set."""
-        self._members: Mapping[str, MemberFacts] = {}
         self.known: Mapping[str, Hello] = {}
         """For each model, the `Hello` of a worker that decodes for it."""
         self.served: tuple[ServedModel, ...] = ()
         """The models that clients may ask for, and the LoRA adapters beside them."""
+        self._awake: dict[str, list[ServedModel]] = {}
+        """By model, it and its adapters as their workers introduced themselves."""
+        self._here: dict[str, ServedModel] = {}
+        """The same by their own names, in order, with what their services state."""
+        self._asleep: dict[str, tuple[ServedModel, ...]] = {}
+        """By model, what services without any worker list."""
+        self._remembered: dict[str, tuple[ServedModel, ...]] = {}
+
+    @property
+    def awaited(self) -> bool:
+        """Whether any member is reported ready."""
+        return bool(self._ready)
 
     def of(self, model: str) -> ServiceFacts | None:
         """The facts known of the service of a model; None where it has no service."""
@@ -109,24 +120,63 @@ class ServiceRegistry:
         """The facts known of the member at an address; None for no member."""
         return self._members.get(address)
 
+    def difference(
+        self, facts: Iterable[ServiceFacts], members: Iterable[MemberFacts]
+    ) -> tuple[dict[str, ServiceFacts | None], dict[str, MemberFacts | None]]:
+        """What `change` has to be called with, so that these are all services and members."""
+        return (
+            {**dict.fromkeys(self._facts), **{each.model: each for each in facts}},
+            {**dict.fromkeys(self._members), **{each.address: each for each in members}},
+        )
+
     def tell(self, facts: Iterable[ServiceFacts], members: Iterable[MemberFacts]) -> None:
-        """Replace all services and members by these. The caller has to call `renew` next."""
-        self._facts = {each.model: each for each in facts}
-        self._remembered = {model: each for model, each in self._remembered.items() if model in self._facts}
-        self._members = {member.address: member for member in members}
-        self.told, self.awaited = True, any(member.ready for member in self._members.values())
+        """Replace all services and members by these."""
+        self.change(*self.difference(facts, members))
+
+    def change(self, facts: Mapping[str, ServiceFacts | None], members: Mapping[str, MemberFacts | None]) -> None:
+        """Change these services, by model, and these members, by address; None takes one away."""
+        self.told = True
+        for address, member in members.items():
+            self._members.pop(address, None)
+            self._ready.pop(address, None)
+            if member is not None:
+                self._members[address] = member
+                if member.ready:
+                    self._ready[address] = None
+        for model, each in facts.items():
+            if each is None:
+                self._facts.pop(model, None)
+                self._remembered.pop(model, None)
+            else:
+                self._facts[model] = each
+        if facts:
+            self._list(facts)
 
     def renew(self, hellos: Iterable[Hello]) -> None:
         """The members that have introduced themselves. What the workers of a service could do is remembered while
         it sleeps."""
         hellos = tuple(hellos)
         self.known = {hello.model: hello for hello in hellos if hello.role not in ("prefill", "store")}
-        here = [self._as_told(each) for each in served_models(hellos, self.known)]
-        for model in self._facts.keys() & self.known.keys():
-            self._remembered[model] = tuple(each for each in here if each.base == model)
-        names = {each.name for each in here}
-        asleep = [each for model in sorted(self._facts.keys() - self.known.keys()) for each in self._asleep(model)]
-        self.served = (*here, *(each for each in asleep if each.name not in names))
+        found = served_models(hellos, self.known)
+        self._awake = {}
+        for each in found:
+            self._awake.setdefault(each.base, []).append(each)
+        self._here = {each.name: each for each in found}
+        self._asleep = {model: asleep for model, asleep in self._asleep.items() if model not in self.known}
+        self._list({*self.known, *(model for model in self._facts if model not in self._asleep)})
+
+    def _list(self, models: Iterable[str]) -> None:
+        """List these models anew; the others are listed as they were."""
+        for model in models:
+            awake = tuple(self._as_told(each) for each in self._awake.get(model, ()))
+            self._here.update({each.name: each for each in awake})
+            self._asleep.pop(model, None)
+            if model in self._facts and model in self.known:
+                self._remembered[model] = awake
+            elif model in self._facts:
+                self._asleep[model] = self._of_sleeping(model)
+        asleep = (each for model in sorted(self._asleep) for each in self._asleep[model])
+        self.served = (*self._here.values(), *(each for each in asleep if each.name not in self._here))
 
     def nobody(self, model: str) -> str:
         """Why a model without any live worker cannot be served now."""
@@ -135,7 +185,7 @@ class ServiceRegistry:
             return f"no worker serves {model}"
         return f"the service {facts.name} is asleep or starting: none of its workers is up yet"
 
-    def _asleep(self, model: str) -> tuple[ServedModel, ...]:
+    def _of_sleeping(self, model: str) -> tuple[ServedModel, ...]:
         facts = self._facts[model]
         unseen = (ServedModel(model, facts.context_tokens, (), "", facts.features),)
         return tuple(self._as_told(each) for each in self._remembered.get(model, unseen))

@@ -4,7 +4,7 @@
 `tests/contract/cluster.py`. Every call has a bound of its own; none retries.
 """
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -26,9 +26,9 @@ class Selector:
 @dataclass(frozen=True)
 class Page:
     """One page of a list. `version` is the version of the whole list; `token` asks for the next page and is None
-    after the last."""
+    after the last. Reading an item may raise `link_lost`: some clusters decode it only then."""
 
-    items: tuple[Json, ...]
+    items: Sequence[Json]
     version: str
     token: str | None
 

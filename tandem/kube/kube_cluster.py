@@ -2,16 +2,17 @@
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar, overload
 
 import aiohttp
+import msgspec
 from kubernetes.aio import client, config
 
 from tandem.core.errors import TandemError
 from tandem.kube.cluster import Page, Selector, WatchEvent
-from tandem.kube.kinds import Json, Ref, ref_of
+from tandem.kube.kinds import Json, Kind, Ref, ref_of
 from tandem.kube.paths import (
     collection_path,
     list_query,
@@ -63,11 +64,10 @@ class KubeCluster:
 
     async def list_page(self, selector: Selector, limit: int, token: str | None = None) -> Page:
         path = collection_path(selector.kind, selector.namespace) + list_query(selector, limit, token)
-        answer = await self._call("GET", path, f"list {selector.kind.plural}")
-        metadata, kind = answer["metadata"], selector.kind
-        # Items of a list leave out what kind they are.
-        items = ({"apiVersion": kind.api_version, "kind": kind.kind, **item} for item in answer.get("items") or ())
-        return Page(tuple(items), metadata["resourceVersion"], metadata.get("continue") or None)
+        what = f"list {selector.kind.plural}"
+        answer = _decoded(await self._read("GET", path, what), _Listed, what)
+        items = _Items(answer.items or [], selector.kind, what)
+        return Page(items, answer.metadata["resourceVersion"], answer.metadata.get("continue") or None)
 
     async def watch(self, selector: Selector, version: str) -> AsyncGenerator[WatchEvent, None]:
         settings, what = self._settings, f"watch {selector.kind.plural}"
@@ -119,13 +119,16 @@ class KubeCluster:
         return await self._call("PATCH", path, f"apply {ref}{' status' if part else ''}", obj, _APPLY)
 
     async def _call(self, method: str, path: str, what: str, body: Json | None = None, content: str = _JSON) -> Json:
+        return _decoded(await self._read(method, path, what, body, content), Json, what)
+
+    async def _read(self, method: str, path: str, what: str, body: Json | None = None, content: str = _JSON) -> bytes:
         bounds = aiohttp.ClientTimeout(total=self._settings.call_s, sock_connect=self._settings.connect_s)
         response = await self._request(method, path, what, body, content, bounds)
         try:
             if response.status >= 400:
                 raise await _refused(response, what)
-            answer: Json = json.loads(await response.read())
-        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+            answer: bytes = await response.read()
+        except (aiohttp.ClientError, TimeoutError) as error:
             raise _lost(what, error) from error
         finally:
             response.release()
@@ -153,6 +156,47 @@ class KubeCluster:
         return response
 
 
+class _Listed(msgspec.Struct):
+    """A list as the API server gives it, with items that are not decoded yet."""
+
+    metadata: Json
+    items: list[msgspec.Raw] | None = None
+
+
+class _Items(Sequence[Json]):
+    """Items of a list, each decoded when it is read: as Python objects a page takes seven times its bytes."""
+
+    def __init__(self, items: list[msgspec.Raw], kind: Kind, what: str) -> None:
+        self._items = items
+        # Items of a list leave out what kind they are.
+        self._kind: Json = {"apiVersion": kind.api_version, "kind": kind.kind}
+        self._what = what
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    @overload
+    def __getitem__(self, index: int) -> Json: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Json]: ...
+
+    def __getitem__(self, index: int | slice) -> Json | Sequence[Json]:
+        if isinstance(index, slice):
+            return [self[each] for each in range(*index.indices(len(self)))]
+        return {**self._kind, **_decoded(self._items[index], Json, self._what)}
+
+
+T = TypeVar("T")
+
+
+def _decoded(answer: bytes | msgspec.Raw, as_: type[T], what: str) -> T:
+    try:
+        return msgspec.json.decode(answer, type=as_)
+    except msgspec.DecodeError as error:
+        raise _lost(what, error) from error
+
+
 async def _lines(response: aiohttp.ClientResponse, what: str) -> AsyncGenerator[Json, None]:
     """The JSON lines of a stream until it ends."""
     rest = b""
@@ -161,7 +205,7 @@ async def _lines(response: aiohttp.ClientResponse, what: str) -> AsyncGenerator[
             *whole, rest = (rest + piece).split(b"\n")
             for line in whole:
                 if line.strip():
-                    yield json.loads(line)
+                    yield msgspec.json.decode(line, type=Json)
             if len(rest) > _LINE_MAX:
                 raise TandemError("protocol_mismatch", f"{what}: an event of more than {_LINE_MAX} bytes")
     except (aiohttp.ClientError, TimeoutError, ValueError) as error:

@@ -1,5 +1,8 @@
 """Keeps a store equal to what the API server has: list in pages, then watch, and begin again when that breaks.
 
+A list goes page by page into the store that is there, so that no two whole lists are ever held. Until its last page
+has come the store has objects of both: newer ones, and those that may be gone.
+
 A stream that ends is continued from the last version seen, bookmarks included. A version that is too old (410) means
 a new list. A stream on which nothing comes for longer than bookmarks are apart is taken for dead: a connection whose
 other end vanished would stay silent for ever. A kind that the server does not know is asked for again and again;
@@ -16,8 +19,8 @@ from tandem.core.entropy import Entropy
 from tandem.core.errors import TandemError
 from tandem.kube.backoff import Backoff
 from tandem.kube.cluster import Cluster, Expired, NotFound, Selector, WatchEvent
-from tandem.kube.kinds import Json
-from tandem.kube.store import Store
+from tandem.kube.projection import Projection, without_bookkeeping
+from tandem.kube.store import Key, Store
 
 _BACKOFF: Final = Backoff(0.8, 30.0)
 
@@ -33,7 +36,8 @@ class ReflectorSettings:
 
 
 class Reflector:
-    """Mirrors one selector into `store`. Run it as a task of the process: it ends only by being cancelled."""
+    """Mirrors one selector into `store`, of each object what `keep` leaves. Run it as a task of the process: it ends
+    only by being cancelled."""
 
     def __init__(
         self,
@@ -42,6 +46,7 @@ class Reflector:
         clock: Clock,
         entropy: Entropy,
         settings: ReflectorSettings | None = None,
+        keep: Projection = without_bookkeeping,
     ) -> None:
         self.store = Store()
         self.last_error: str | None = None
@@ -52,6 +57,7 @@ class Reflector:
         self._clock = clock
         self._entropy = entropy
         self._settings = settings or ReflectorSettings()
+        self._keep = keep
         self._version: str | None = None
         self._failures = 0
         self._missing_since: float | None = None
@@ -94,17 +100,18 @@ class Reflector:
                 await self._pause(str(error) or "nothing was heard in time")
 
     async def _list(self) -> None:
-        objects: list[Json] = []
+        listed: set[Key] = set()
         token: str | None = None
         while True:
             async with asyncio.timeout(self._settings.list_timeout_s):
                 page = await self._cluster.list_page(self._selector, self._settings.page, token)
-            objects += page.items
+            for obj in page.items:
+                listed.add(self.store.renew(self._keep(obj)))
             token = page.token
             if token is None:
                 break
         self._heard()
-        self.store.replace(objects)
+        self.store.retain(listed)
         self._version = page.version
         self._synced.set()
 
@@ -133,7 +140,7 @@ class Reflector:
     def _take(self, event: WatchEvent) -> None:
         self._heard()
         if event.type in ("added", "modified"):
-            self.store.put(event.object)
+            self.store.put(self._keep(event.object))
         elif event.type == "deleted":
             self.store.remove(event.object)
         self._version = event.object["metadata"]["resourceVersion"]

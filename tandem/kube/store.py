@@ -1,11 +1,9 @@
 """A mirror of the objects of one selector, with indexes. Its handlers are called with each object that changed."""
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import TypeVar
+from collections.abc import Callable, Collection, Iterable, Iterator
 
 from tandem.kube.kinds import Json
 
-K = TypeVar("K")
 Key = tuple[str, str]
 """Namespace (empty where there is none) and name."""
 Handler = Callable[[Key, Json | None, Json | None], None]
@@ -19,12 +17,12 @@ def key_of(obj: Json) -> Key:
 
 
 class Store:
-    """Plain JSON objects by key, by owner and by label. An object in the store must not be changed."""
+    """Plain JSON objects by key and by label. An object in the store must not be changed."""
 
     def __init__(self) -> None:
         self._objects: dict[Key, Json] = {}
-        self._by_owner: dict[str, dict[Key, None]] = {}
-        self._by_label: dict[tuple[str, str], dict[Key, None]] = {}
+        self._by_label: dict[str, dict[str, dict[Key, None]]] = {}
+        """For each label that was ever asked for, the objects by its value."""
         self._handlers: list[Handler] = []
 
     def on_change(self, handler: Handler) -> None:
@@ -40,23 +38,30 @@ class Store:
     def get(self, key: Key) -> Json | None:
         return self._objects.get(key)
 
-    def owned_by(self, uid: str) -> list[Json]:
-        """The objects that name `uid` as an owner."""
-        return [self._objects[key] for key in self._by_owner.get(uid, ())]
-
     def labelled(self, label: str, value: str, namespace: str | None = None) -> list[Json]:
         """The objects with this label, of one namespace or of all."""
-        keys = self._by_label.get((label, value), ())
+        if label not in self._by_label:
+            self._by_label[label] = {}
+            for key, obj in self._objects.items():
+                self._note(label, key, obj)
+        keys = self._by_label[label].get(value, ())
         return [self._objects[key] for key in keys if namespace in (None, key[0])]
 
     def replace(self, objects: Iterable[Json]) -> None:
         """Become this list: what is not in it has been deleted."""
-        new = {key_of(obj): obj for obj in objects}
-        for key in [key for key in self._objects if key not in new]:
+        self.retain({self.renew(obj) for obj in objects})
+
+    def renew(self, obj: Json) -> Key:
+        """Take over one object of a list, and give its key. One that is here as it is has not changed."""
+        key = key_of(obj)
+        if self._objects.get(key) != obj:
+            self._put(key, obj)
+        return key
+
+    def retain(self, listed: Collection[Key]) -> None:
+        """Forget all other objects than these: they are gone."""
+        for key in [key for key in self._objects if key not in listed]:
             self._put(key, None)
-        for key, obj in new.items():
-            if self._objects.get(key) != obj:
-                self._put(key, obj)
 
     def put(self, obj: Json) -> None:
         """Take over one object that was added or changed."""
@@ -70,26 +75,23 @@ class Store:
     def _put(self, key: Key, new: Json | None) -> None:
         old = self._objects.pop(key, None)
         if old is not None:
-            self._index(key, old, add=False)
+            for label in self._by_label:
+                self._leave_out(label, key, old)
         if new is not None:
             self._objects[key] = new
-            self._index(key, new, add=True)
+            for label in self._by_label:
+                self._note(label, key, new)
         for handler in self._handlers:
             handler(key, old, new)
 
-    def _index(self, key: Key, obj: Json, *, add: bool) -> None:
-        metadata = obj["metadata"]
-        for owner in metadata.get("ownerReferences", ()):
-            _note(self._by_owner, owner["uid"], key, add)
-        for label in (metadata.get("labels") or {}).items():
-            _note(self._by_label, label, key, add)
+    def _note(self, label: str, key: Key, obj: Json) -> None:
+        value = (obj["metadata"].get("labels") or {}).get(label)
+        if value is not None:
+            self._by_label[label].setdefault(value, {})[key] = None
 
-
-def _note(index: dict[K, dict[Key, None]], at: K, key: Key, add: bool) -> None:
-    if add:
-        index.setdefault(at, {})[key] = None
-        return
-    keys = index.get(at, {})
-    keys.pop(key, None)
-    if not keys:
-        index.pop(at, None)
+    def _leave_out(self, label: str, key: Key, obj: Json) -> None:
+        value = (obj["metadata"].get("labels") or {}).get(label)
+        keys = {} if value is None else self._by_label[label].get(value, {})
+        keys.pop(key, None)
+        if value is not None and not keys:
+            self._by_label[label].pop(value, None)

@@ -160,7 +160,8 @@ class Client:
             for number, part in enumerate(cut)
         ]
         self.unread = messages
-        scope = {"type": "http", "method": method, "path": path, "headers": sent}
+        place, _, query = path.partition("?")
+        scope = {"type": "http", "method": method, "path": place, "query_string": query.encode(), "headers": sent}
         await self._app(scope, self._receive, self._send)
         return Answer(self.status, self.headers, self.body)
 

@@ -35,7 +35,7 @@ from router.api.rest.probes import METRICS, Probes
 from router.api.rest.resumable_sse import ResumableAnswer
 from router.api.rest.sse import CollectedAnswer, StreamedAnswer, begin_error, respond, respond_error
 from router.api.resumption import ResumedStarter, decode_resume_context, form_of, place_of, source_of
-from router.fleet.listing import WorkerListing
+from router.fleet.listing import ListWorkers, WorkerListing
 from router.fleet.split_listing import FleetOutlook
 from router.generation import Generation, ServedModel
 from router.http_server.cycle import Receive
@@ -48,6 +48,7 @@ Decode = Callable[[bytes], ApiRequest]
 _MODELS: Final = "/v1/models/"
 _REQUESTS: Final = "/v1/requests/"
 _EVENTS: Final = "/events"
+_WITHOUT_PAIRS: Final = b"pairs=none"
 _PROBES: Final = ("/health", "/ready", METRICS)
 
 
@@ -60,6 +61,10 @@ class _NoRevisions(msgspec.Struct, frozen=True):
 
 def _no_revisions(models: tuple[str, ...]) -> msgspec.Struct:
     return _NoRevisions()
+
+
+def _no_workers(*, pairs: bool) -> tuple[WorkerListing, ...]:
+    return ()
 
 
 def _no_outlooks(models: tuple[str, ...]) -> tuple[FleetOutlook, ...]:
@@ -77,7 +82,7 @@ class RestApp:
         door: ApiCore,
         keys: Keys,
         metrics: Callable[[], bytes],
-        workers: Callable[[], Iterable[WorkerListing]] = tuple,
+        workers: ListWorkers = _no_workers,
         revisions: Callable[[tuple[str, ...]], msgspec.Struct] = _no_revisions,
         outlooks: Callable[[tuple[str, ...]], Iterable[FleetOutlook]] = _no_outlooks,
     ) -> None:
@@ -106,7 +111,7 @@ class RestApp:
         assert scope["type"] == "http", "start the server with lifespan and websockets off"
         watch = _Watch()
         outlet = ResponseWriter(send, self._core.settings.outlet, _connection(scope), watch.slow)
-        call = HttpRequest(scope["path"], dict(scope["headers"]), receive, outlet)
+        call = HttpRequest(scope["path"], dict(scope["headers"]), receive, outlet, scope.get("query_string", b""))
         method = scope["method"]
         try:
             if self._cors is not None:
@@ -286,7 +291,8 @@ class RestApp:
 
     def _list_workers(self, call: HttpRequest) -> None:
         caller = self._caller(call)
-        listed = [worker for worker in self._workers() if not caller.models or worker.model in caller.models]
+        workers = self._workers(pairs=_WITHOUT_PAIRS not in call.query.split(b"&"))
+        listed = [worker for worker in workers if not caller.models or worker.model in caller.models]
         if not caller.operator:
             listed = [worker.for_tenants() for worker in listed]
         respond(call.outlet, 200, msgspec.json.encode({"object": "list", "data": listed}), ())

@@ -7,12 +7,14 @@ from router.http_server.response_writer import ResponseWriter
 
 
 class HttpRequest(msgspec.Struct, frozen=True):
-    """`path` without the query, header names in lower case, where the body comes from, where the answer goes."""
+    """`path` without the query, header names in lower case, where the body comes from, where the answer goes; the
+    query as it was sent."""
 
     path: str
     headers: dict[bytes, bytes]
     receive: Receive
     outlet: ResponseWriter
+    query: bytes = b""
 
     def header(self, name: bytes) -> str | None:
         """A header's value; of a repeated one the last."""

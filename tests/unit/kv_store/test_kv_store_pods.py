@@ -6,7 +6,7 @@ from contextlib import suppress
 
 import pytest
 
-from kv_store.pods import ServicePods, address_of
+from kv_store.pods import ServicePods, address_of, kept
 from kv_store.settings import StoreSettings
 from tandem.apps.simulation.loop import VirtualLoop, run
 from tandem.core.entropy import SeededEntropy
@@ -36,7 +36,7 @@ async def begin(cluster: MemoryCluster, obj: Json) -> None:
 
 
 def test_where_a_pods_worker_listens() -> None:
-    assert address_of(pod("a")) == "tcp://192.0.2.1:7400"
+    assert address_of(pod("a")) == address_of(kept(pod("a"))) == "tcp://192.0.2.1:7400"
     assert address_of(pod("a", "2001:db8::1")) == "tcp://[2001:db8::1]:7400"
 
 
@@ -50,6 +50,7 @@ def test_pods_that_are_no_workers() -> None:
     store = pod("a", **{"tandem.dev/role": "store"})
     for each in (ended, leaving, closed, strange, second, store, pod("a", None)):
         assert address_of(each) is None
+        assert address_of(kept(each)) is None
 
 
 def test_members_follow_the_pods_of_the_one_service() -> None:

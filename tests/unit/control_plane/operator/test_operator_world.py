@@ -700,6 +700,34 @@ def test_services_on_their_way_go_on_to_newer_defaults_and_not_back_first() -> N
     in_fleet(story)
 
 
+def test_services_that_rest_part_of_the_way_wait_for_their_turn_where_they_are() -> None:
+    """Their users are trying something else: new defaults start that anew, and not in all of them at once."""
+
+    async def story(world: World) -> None:
+        names = [f"s{number}" for number in range(4)]
+        for name in names:
+            await make(world, name, weight=50)
+        await world.settle()
+        world.spec["engine"]["blockTokens"] = 32
+        for name in names:
+            await make(world, name, weight=50)
+        await world.settle()
+        assert set(ready_reasons(world).values()) == {"WeightReached"}
+        default_image(world, "two", at_once=1)
+        most, end = 0, world.clock.now() + 600
+        while world.clock.now() < end:
+            await world.tick()
+            moves = {name for name, reason in ready_reasons(world).items() if reason != "WeightReached"}
+            most = max(most, len(moves))
+            assert all("one" in images_of(world, name) for name in names), "what serves half of the requests stays"
+        assert most == 1
+        assert {name: images_of(world, name) for name in names} == {name: {"one", "two"} for name in names}
+        stated = {obj["metadata"]["name"]: obj["status"] for obj in world.of(MODEL_SERVICE)}
+        assert {each["updateWeight"] for each in stated.values()} == {50}
+
+    in_fleet(story)
+
+
 def test_revisions_that_others_keep_of_what_is_labelled_as_the_services_are_not_its_own() -> None:
     """A DaemonSet of stores has them; the operator ended whenever it looked at such a service."""
 

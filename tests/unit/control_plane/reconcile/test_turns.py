@@ -1,10 +1,15 @@
 """Who takes over new defaults of an installation, and who waits."""
 
+from collections.abc import Iterable
+from typing import Any
+
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from control_plane.objects.revisions import RevisionRecord
-from control_plane.reconcile.turns import Standing, State, awaited_until_s, look_again_s, state_of, turns_until
+from control_plane.reconcile.turns import ASKING, Line, Standing, State, awaited_until_s, look_again_s, state_of
 from tandem.spec.engine import EngineSpec
 from tandem.spec.pool import Pool
 from tandem.spec.revision import revision_of
@@ -15,6 +20,16 @@ from tandem.spec.status import Condition, ModelServiceStatus, RolloutStatus
 OWN = Spec(engine=EngineSpec(type="simulated"), pools=(Pool(name="both", role="unified"),))
 NEW = "abc"
 NOW = 1_800_000_000.0
+
+
+times = st.sampled_from([NOW - 1.0, NOW + 1.0])
+
+
+def line_of(*standings: Standing) -> Line:
+    line = Line()
+    for each in standings:
+        line.put(each)
+    return line
 
 
 def with_image(image: str) -> Spec:
@@ -63,6 +78,32 @@ def test_a_service_on_its_way_goes_on_to_newer_defaults() -> None:
     assert state(update_revision="older", rollout=gone_back) == "waits"
 
 
+def test_a_service_that_rests_part_of_the_way_waits_with_what_it_tries_and_is_counted_when_it_goes_on() -> None:
+    tried = msgspec.structs.replace(OWN, engine=EngineSpec(type="simulated", block_tokens=32))
+    own, old = tried, with_image("one")
+    tried = msgspec.structs.replace(tried, pools=old.pools)
+    records = {
+        name: RevisionRecord(name, 1, {}, msgspec.json.decode(msgspec.json.encode(spec)))
+        for name, spec in ((revision_of(old), old), (revision_of(tried), tried))
+    }
+
+    def stands(update: str, reconciling: str, **more: object) -> State:
+        condition = Condition("Reconciling", reconciling, "x", "", "2026-01-01T00:00:00Z")
+        told = ModelServiceStatus(
+            current_revision=revision_of(old),
+            update_revision=update,
+            conditions=(condition,),
+            **more,  # type: ignore[arg-type]
+        )
+        return state_of(told, own, NEW, records)
+
+    assert stands(revision_of(tried), "False") == "waits"
+    assert stands(NEW, "True") == "moves"
+    assert stands(NEW, "False") == "", "it rests again"
+    assert stands(revision_of(tried), "True") == "", "its user's change is on its way"
+    assert stands(NEW, "True", rollout=RolloutStatus(failed_revision=NEW, failure_kind="deadline")) == ""
+
+
 @pytest.mark.parametrize(
     ("reason", "update", "stands"),
     [
@@ -93,8 +134,46 @@ def test_a_service_that_cannot_begin_is_not_in_the_line(reason: str, update: str
     ],
 )
 def test_the_oldest_go_first(states: tuple[State, ...], at_once: int, turns: tuple[int, ...]) -> None:
-    line = [Standing(f"2026-01-0{number + 1}", f"x/s{-number}", each) for number, each in enumerate(states)]
-    assert tuple(turns_until(each.service, reversed(line), at_once, NOW) for each in line) == turns
+    standings = [Standing(f"2026-01-0{number + 1}", f"x/s{-number}", each) for number, each in enumerate(states)]
+    line = line_of(*reversed(standings))
+    assert tuple(line.turns_until(each.service, at_once, NOW) for each in standings) == turns
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 5),
+            st.one_of(
+                st.none(),
+                st.tuples(st.sampled_from(["1", "2"]), st.sampled_from(["", "waits", "moves", "blocked"]), times),
+            ),
+        ),
+        max_size=40,
+    ),
+    st.integers(0, 3),
+)
+def test_a_line_that_is_kept_up_is_one_that_is_made_anew(changes: list[Any], at_once: int) -> None:
+    line, standings = Line(), dict[str, Standing]()
+    for number, drawn in changes:
+        service = f"x/s{number}"
+        if drawn is None:
+            standings.pop(service, None)
+            line.remove(service)
+        else:
+            standings[service] = Standing(drawn[0], service, drawn[1], drawn[2])
+            line.put(standings[service])
+        for each in (*standings, "x/none"):
+            assert line.turns_until(each, at_once, NOW) == in_order(each, standings.values(), at_once)
+
+
+def in_order(service: str, standings: Iterable[Standing], at_once: int) -> int:
+    """The same by looking at all of them."""
+    line = sorted(standings, key=lambda each: each.place)
+    if at_once == 0 or not any(each.service == service and each.state in ASKING for each in line):
+        return 0
+    waiting = [each.service for each in line if each.state == "waits" or each.service == service]
+    free = at_once - sum(each.state == "moves" and each.until_s > NOW for each in line)
+    return max(0, waiting.index(service) - max(0, free) + 1)
 
 
 def test_a_rollout_that_does_not_come_nearer_is_not_waited_for_for_ever() -> None:
@@ -103,9 +182,9 @@ def test_a_rollout_that_does_not_come_nearer_is_not_waited_for_for_ever() -> Non
     assert until == NOW + 2400.0, "more than a comparison takes"
     patient = msgspec.structs.replace(OWN, rollout=Rollout(progress_deadline_seconds=7200))
     assert awaited_until_s(told, patient) == NOW + 7200.0
-    line = (Standing("1", "x/first", "moves", until), Standing("2", "x/next", "waits"))
-    assert turns_until("x/next", line, 1, until - 1.0) == 1
-    assert turns_until("x/next", line, 1, until) == 0
+    line = line_of(Standing("1", "x/first", "moves", until), Standing("2", "x/next", "waits"))
+    assert line.turns_until("x/next", 1, until - 1.0) == 1
+    assert line.turns_until("x/next", 1, until) == 0
 
 
 def test_a_long_line_is_looked_at_rarely() -> None:

@@ -94,7 +94,7 @@ async def serving(bodies: dict[str, bytes], tail: str = "", head: str = "HTTP/1.
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             request = (await reader.readuntil(b"\r\n\r\n")).decode()
-            body = bodies.get(request.split()[1], b"{}")
+            body = bodies.get(request.split()[1].partition("?")[0], b"{}")
             if tail == "chunked":
                 writer.write(f"{head}\r\ntransfer-encoding: chunked\r\n\r\n{len(body):x}\r\n".encode())
                 writer.write(body + b"\r\n0\r\n\r\n")

@@ -116,7 +116,7 @@ def test_of_two_services_with_one_name_the_model_and_then_the_oldest_has_it() ->
     objects = [service("new", "2026-02-01", "gpt", "old", "new"), service("old", "2026-01-01", "gpt", "chat")]
     named, problems = by_model(service_of(each) for each in objects)
     assert {model: each.facts.aliases for model, each in named.items()} == {"old": ("gpt", "chat"), "new": ()}
-    assert problems == [
+    assert [each.sentence for each in problems] == [
         "n/new is not served as 'gpt': n/old has that name already",
         "n/new is not served as 'old': n/old has that name already",
     ]

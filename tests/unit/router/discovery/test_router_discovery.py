@@ -1,7 +1,7 @@
 """Workers and services found at an API server: what the fleet is told, and what it keeps while the server is away."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -89,7 +89,7 @@ class AwayCluster(MemoryCluster):
 
 @dataclass
 class Fleet:
-    """Remembers what it was told last, and how often."""
+    """Remembers what it was told, and how often."""
 
     members: tuple[str, ...] = ()
     drains: dict[str, float] = field(default_factory=dict)
@@ -97,12 +97,16 @@ class Fleet:
     known: dict[str, MemberFacts] = field(default_factory=dict)
     tellings: int = 0
 
-    def set_members(self, addresses: Sequence[str]) -> None:
-        self.members, self.tellings = tuple(addresses), self.tellings + 1
+    def change_members(self, joined: Iterable[str], left: Iterable[str]) -> None:
+        gone = set(left)
+        kept = [each for each in self.members if each not in gone]
+        self.members, self.tellings = tuple(dict.fromkeys((*kept, *joined))), self.tellings + 1
 
-    def set_services(self, facts: Sequence[ServiceFacts], members: Sequence[MemberFacts]) -> None:
-        self.facts = {each.model: each for each in facts}
-        self.known = {each.address: each for each in members}
+    def change_services(
+        self, facts: Mapping[str, ServiceFacts | None], members: Mapping[str, MemberFacts | None]
+    ) -> None:
+        self.facts = {key: each for key, each in {**self.facts, **facts}.items() if each is not None}
+        self.known = {key: each for key, each in {**self.known, **members}.items() if each is not None}
 
     def set_drains(self, within_s: Mapping[str, float]) -> None:
         self.drains = dict(within_s)
@@ -157,7 +161,7 @@ class NoThreads(TextSides):
     async def _bring(self, model: str, source: TextSource) -> None:
         self._noted.append(model)
         self._sides[model] = source, self._load(model, source)
-        self.loaded()
+        self.loaded(model)
 
 
 def test_pods_become_members_and_leave_with_their_objects() -> None:
@@ -169,6 +173,22 @@ def test_pods_become_members_and_leave_with_their_objects() -> None:
         await stage.cluster.delete(Ref(POD, "default", "a"))
         await asyncio.sleep(1.0)
         assert list(stage.fleet.members) == ["tcp://fixed:1", "tcp://10.0.0.2:7400"]
+
+    staged(body)
+
+
+def test_what_no_router_reads_is_not_told() -> None:
+    """Statuses of services and pods are written all the time."""
+
+    async def body(stage: Stage) -> None:
+        await stage.apply(service("chat", status=weighted(r1=100)), pod("a", "10.0.0.1"))
+        told = stage.fleet.tellings
+        again = pod("a", "10.0.0.1")
+        again["status"]["containerStatuses"] = [{"name": "worker", "restartCount": 1}]
+        await stage.apply(service("chat", status={**weighted(r1=100), "observedGeneration": 7}), again)
+        assert stage.fleet.tellings == told
+        await stage.apply(service("chat", status=weighted(r1=50, r2=50)))
+        assert stage.fleet.tellings == told + 1
 
     staged(body)
 
@@ -288,7 +308,7 @@ def test_of_two_services_with_one_model_name_the_older_has_it() -> None:
         each["spec"] = {**each["spec"], "model": {"name": "m"}}
     named, problems = by_model([service_of(late), service_of(early)])
     assert named["m"].facts.name == "x/b"
-    assert problems == ["x/a is not served: x/b serves a model called 'm' already"]
+    assert problems == [("x/a", "x/a is not served: x/b serves a model called 'm' already")]
 
 
 def test_text_sides_are_replaced_only_when_no_rollout_is_under_way() -> None:

@@ -31,10 +31,15 @@ def worker(name: str, model: str, role: str = "decode") -> WorkerListing:
         "",
         (pair,),
         load=LOAD,
+        pair_count=1,
     )
 
 
 WORKERS = (worker("d0", "tiny"), worker("d1", "other"))
+
+
+def listed(*, pairs: bool) -> tuple[WorkerListing, ...]:
+    return WORKERS if pairs else tuple(msgspec.structs.replace(each, pairs=()) for each in WORKERS)
 
 
 @pytest.fixture
@@ -49,7 +54,7 @@ def keys(tmp_path: Path) -> Keys:
 
 
 def with_workers(stage: Stage, keys: Keys | None = None) -> Stage:
-    stage.app = RestApp(stage.door, keys or Keys(), stage.meter.render, lambda: WORKERS)
+    stage.app = RestApp(stage.door, keys or Keys(), stage.meter.render, listed)
     return stage
 
 
@@ -92,7 +97,10 @@ def test_workers_are_listed_with_their_states_and_pairs() -> None:
             "load": msgspec.to_builtins(LOAD),
             "ready_for_s": None,
             "takes_prompts": False,
+            "pair_count": 1,
         }
+        (bare, _) = (await stage.get("/v1/workers?pairs=none")).json()["data"]
+        assert (bare["id"], bare["pairs"], bare["pair_count"]) == ("d0", [], 1)
 
     on_stage(test)
 
@@ -126,7 +134,7 @@ class Counted(msgspec.Struct, frozen=True):
 
 def test_revisions_are_told_to_operators_of_the_models_a_key_may_use(keys: Keys) -> None:
     async def test(stage: Stage) -> None:
-        stage.app = RestApp(stage.door, keys, stage.meter.render, lambda: WORKERS, Counted)
+        stage.app = RestApp(stage.door, keys, stage.meter.render, listed, Counted)
         assert (await stage.get("/v1/revisions")).status == 401
         for key, models in (("sk-op", []), ("sk-op-b", ["tiny"])):
             answer = await stage.get("/v1/revisions", authorization=f"Bearer {key}")

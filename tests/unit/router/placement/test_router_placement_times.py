@@ -151,7 +151,9 @@ def test_a_view_counts_every_prompt_that_was_sent_and_is_left_as_it_was_when_the
 
 def test_a_worker_whose_clock_stands_still_ends_no_router_and_teaches_nothing_of_others() -> None:
     costs, kind = CostModel(CostPriors()), ("gpu", "m", "r", "engine")
-    well = StepFit(0.004, 1e-4, 1e-9, 1e-3, 4e-5, 1e-9, StepSums(40, 0.4, 400.0, 1e6), StepSums(9, 0.9, 9.0, 1e5, 9.0))
+    well = StepFit(
+        0.004, 1e-4, 1e-9, 1e-3, 4e-5, 1e-9, StepSums(40, 0.4, 400.0, 1e6), StepSums(9, 0.9, 9.0, 1e5, 9.0)
+    )
     costs.observe_load("w1", structs.replace(load(), fit=well), 0, kind)
     before = costs.step_ms("w1", 10, 1000)
     still = structs.replace(well, plain=StepSums(40, 0.0, 400.0, 1e6), prompts=StepSums(9, 0.0, 9.0, 1e5, 9.0))

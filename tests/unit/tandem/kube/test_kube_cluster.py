@@ -98,6 +98,32 @@ async def test_lists_say_what_their_items_are(server: tuple[Server, KubeCluster]
     assert stage.asked[0][:3] == ("GET", "/api/v1/namespaces/n/configmaps", {"limit": "500", "labelSelector": "a=b"})
 
 
+async def test_items_of_a_list_are_decoded_when_they_are_read(server: tuple[Server, KubeCluster]) -> None:
+    stage, cluster = server
+    items = [{**ITEM, "data": {"number": str(number)}} for number in range(3)]
+    stage.answer = replying(200, {"metadata": {"resourceVersion": "9"}, "items": items})
+    page = await cluster.list_page(Selector(CONFIG_MAP, "n"), 500)
+    assert page.items[1] == {"apiVersion": "v1", "kind": "ConfigMap", **items[1]}
+    assert page.items[1] is not page.items[1]
+    assert [each["data"]["number"] for each in page.items[1:]] == ["1", "2"]
+    assert len(page.items) == 3
+    stage.answer = replying(200, {"metadata": {"resourceVersion": "9"}, "items": None})
+    assert list((await cluster.list_page(Selector(CONFIG_MAP, "n"), 500)).items) == []
+
+
+async def test_an_answer_that_is_no_object_is_a_lost_one(server: tuple[Server, KubeCluster]) -> None:
+    stage, cluster = server
+
+    async def page_of_a_proxy(_: web.Request) -> web.StreamResponse:
+        return web.Response(text="<html>", status=200)
+
+    stage.answer = page_of_a_proxy
+    for asked in (cluster.list_page(Selector(CONFIG_MAP, "n"), 500), cluster.get(Ref(CONFIG_MAP, "n", "a"))):
+        with pytest.raises(TandemError) as lost:
+            await asked
+        assert lost.value.code == "link_lost"
+
+
 async def test_apply_names_its_manager_and_status_goes_to_its_subresource(server: tuple[Server, KubeCluster]) -> None:
     stage, cluster = server
     obj = {"apiVersion": "tandem.dev/v1alpha1", "kind": "ModelService", "metadata": ITEM["metadata"]}

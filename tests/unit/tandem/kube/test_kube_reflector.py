@@ -1,7 +1,9 @@
 """The reflector: whatever happens to its watch, its store ends up as the list."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+import gc
+import weakref
+from collections.abc import AsyncGenerator, Sequence
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,7 +15,7 @@ from tandem.kube.cluster import Page, Selector, WatchEvent
 from tandem.kube.kinds import CONFIG_MAP, Json, Ref
 from tandem.kube.memory_cluster import MemoryCluster
 from tandem.kube.reflector import Reflector, ReflectorSettings
-from tandem.kube.store import Key
+from tandem.kube.store import Key, Store
 from tests.worlds.loop_clock import LoopClock
 
 SETTINGS = ReflectorSettings(page=2)
@@ -66,6 +68,7 @@ def test_any_interleaving_converges_to_the_list(steps: list[tuple[str, int, int]
         cluster, entropy = FlakyCluster(LoopClock(loop)), SeededEntropy(seed)
         reflector = Reflector(cluster, Selector(CONFIG_MAP, "n", "value=1"), LoopClock(loop), entropy, SETTINGS)
         mirrored: dict[Key, Json] = {}
+        assert reflector.store.labelled("value", "1") == []
 
         def note(key: Key, _: Json | None, new: Json | None) -> None:
             mirrored.pop(key, None)
@@ -155,6 +158,110 @@ def test_a_watch_on_which_nothing_happened_counts_as_one_that_worked() -> None:
             cluster.disconnect()
             await asyncio.sleep(4)
             assert len(reflector.store) == number + 1
+        task.cancel()
+
+    run(main)
+
+
+class Whole(dict[str, object]):
+    """An object as it arrives, of which one can ask whether it is still held."""
+
+    __hash__ = object.__hash__  # type: ignore[assignment]
+
+
+class Pages(Sequence[Json]):
+    """Items that are made when they are read, as a client makes them that decodes."""
+
+    def __init__(self, cluster: "PagedCluster", items: Sequence[Json]) -> None:
+        self._cluster, self._items = cluster, items
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __getitem__(self, index: int) -> Json:  # type: ignore[override]
+        found = Whole(self._items[index])
+        self._cluster.arrived.add(found)
+        self._cluster.most = max(self._cluster.most, len(self._cluster.arrived))
+        return found
+
+
+class PagedCluster(FlakyCluster):
+    """Counts the whole objects that anything still holds."""
+
+    def __init__(self, clock: LoopClock) -> None:
+        super().__init__(clock)
+        self.arrived: weakref.WeakSet[Whole] = weakref.WeakSet()
+        self.most = 0
+        self.pages = 0
+
+    async def list_page(self, selector: Selector, limit: int, token: str | None = None) -> Page:
+        page = await super().list_page(selector, limit, token)
+        self.pages += 1
+        return Page(Pages(self, page.items), page.version, page.token)
+
+
+def test_no_list_is_ever_held_whole() -> None:
+    """Of two lists of 40 objects, one after the other, at most two objects are there as they arrived."""
+
+    async def main(loop: VirtualLoop) -> None:
+        cluster = PagedCluster(LoopClock(loop))
+        for number in range(40):
+            await cluster.apply(config_map(f"map-{number}", number), "test")
+        reflector = Reflector(cluster, Selector(CONFIG_MAP), LoopClock(loop), SeededEntropy(1), SETTINGS)
+        task = asyncio.create_task(reflector.run())
+        await reflector.synced()
+        cluster.disconnect()
+        cluster.compact()
+        await cluster.delete(Ref(CONFIG_MAP, "n", "map-7"))
+        cluster.compact()
+        await asyncio.sleep(60)
+        assert cluster.pages >= 40
+        assert len(reflector.store) == 39
+        assert cluster.most <= 2
+        task.cancel()
+
+    gc.disable()  # What is let go of is gone at once, or it is held.
+    try:
+        run(main)
+    finally:
+        gc.enable()
+
+
+def test_a_list_tells_only_of_what_has_changed() -> None:
+    store, told = Store(), list[tuple[Key, bool]]()
+    store.replace([config_map(f"map-{number}", number) for number in range(4)])
+    store.on_change(lambda key, old, new: told.append((key, new is not None)))
+    listed = {store.renew(config_map(f"map-{number}", number + (number == 2))) for number in (0, 2, 3)}
+    assert told == [(("n", "map-2"), True)]
+    store.retain(listed)
+    assert told[1:] == [(("n", "map-1"), False)]
+
+
+def test_objects_are_found_by_any_label_however_they_came() -> None:
+    store = Store()
+    store.put(config_map("a", 1))
+    assert [obj["metadata"]["name"] for obj in store.labelled("value", "1", "n")] == ["a"]
+    store.put(config_map("b", 1))
+    store.put(config_map("a", 2))
+    assert [obj["metadata"]["name"] for obj in store.labelled("value", "1")] == ["b"]
+    assert [obj["metadata"]["name"] for obj in store.labelled("value", "0")] == ["a"]
+    store.remove(config_map("b", 1))
+    assert store.labelled("value", "1") == []
+    assert store.labelled("value", "0", "m") == []
+
+
+def test_what_others_note_for_themselves_is_not_kept() -> None:
+    async def main(loop: VirtualLoop) -> None:
+        cluster = FlakyCluster(LoopClock(loop))
+        noted = config_map("a", 1)
+        noted["metadata"]["annotations"] = {"kubectl.kubernetes.io/last-applied-configuration": "{}", "mine": "x"}
+        await cluster.apply(noted, "test")
+        reflector = Reflector(cluster, Selector(CONFIG_MAP), LoopClock(loop), SeededEntropy(1), SETTINGS)
+        task = asyncio.create_task(reflector.run())
+        await reflector.synced()
+        (kept,) = reflector.store
+        assert kept["metadata"]["annotations"] == {"mine": "x"}
+        assert kept["data"] == {"value": "1"}
         task.cancel()
 
     run(main)
