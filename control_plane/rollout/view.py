@@ -100,9 +100,8 @@ class View:
 def allows_outage(spec: RolloutSpec, *, compared: bool) -> bool:
     """Whether all old pods may go before a new one serves: as many as there are may be unavailable, and none has to
     stay for its part of the traffic or to be `compared` with."""
-    return (
-        spec.weight == 100 and not compared and all(pool.unavailable >= max(1, pool.replicas) for pool in spec.pools)
-    )
+    covered = all(pool.unavailable >= max(1, pool.replicas) for pool in spec.pools)
+    return covered and spec.weight == 100 and not compared
 
 
 def feasible(

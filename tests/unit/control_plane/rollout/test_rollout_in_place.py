@@ -6,7 +6,17 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from control_plane.rollout import InPlace, NoRoom, PoolTarget, RolloutPlan, RolloutSpec, RolloutState, step
+from control_plane.rollout import (
+    Failure,
+    InPlace,
+    NoRoom,
+    PoolPods,
+    PoolTarget,
+    RolloutPlan,
+    RolloutSpec,
+    RolloutState,
+    step,
+)
 from tests.worlds.rollout_world import NEVER_READY, POOLS, SLOW, RolloutWorld, seen
 
 AFTER_S = 60.0
@@ -105,6 +115,42 @@ def test_no_pod_gives_way_in_vain() -> None:
     assert plan.replicas["decode", "one"] == 6
     assert [(each.pool, each.reason) for each in plan.surges] == [("decode", "InVain")]
     assert "would not help: it frees too little." in plan.surges[0].sentence
+
+
+@pytest.mark.parametrize(("now", "goes"), [(159.0, False), (160.0, True)])
+def test_it_goes_in_place_at_once_when_the_wait_is_over(now: float, goes: bool) -> None:
+    observed = {"one": seen(prefill=2, decode=6), "two": seen(prefill=0, decode=0, starting=1)}
+    observed["two"] = replace(observed["two"], no_room={"decode": NoRoom(100.0)})
+    plan = step(RolloutState("one", {"one": 100}), RolloutSpec("two", POOLS), observed, now)
+    assert plan.replicas["decode", "one"] == 6 - goes
+
+
+@pytest.mark.parametrize(("lacks", "goes"), [("one", True), ("two", False)])
+def test_the_way_back_goes_in_place_for_the_revision_that_comes_back(lacks: str, goes: bool) -> None:
+    """Else a revision that misses its objective serves on as long as others have the room."""
+    state = RolloutState("one", {"one": 50, "two": 50}, Failure("two", "slo", "it is late"))
+    observed = {"one": replace(seen(decode=3), pools={"decode": PoolPods(4, 3)}), "two": seen(decode=3)}
+    observed[lacks] = replace(observed[lacks], no_room={"decode": NoRoom(0.0)})
+    plan = step(state, RolloutSpec("two", (PoolTarget("decode", 6),)), observed, 500.0)
+    assert (plan.state.in_place is not None) == goes
+    assert plan.weights["two"] < 50 if goes else plan.weights["two"] == 50, "routers are told first"
+
+
+def test_a_pool_in_which_nothing_could_give_way_is_not_spoken_of() -> None:
+    observed = {"one": seen(prefill=2, decode=0), "two": seen(prefill=0, decode=0, starting=1)}
+    observed["two"] = replace(observed["two"], no_room={"decode": NoRoom(0.0)})
+    plan = step(RolloutState("one"), RolloutSpec("two", POOLS), observed, 500.0)
+    assert plan.surges == ()
+    assert plan.state.in_place is None
+
+
+def test_a_pool_that_goes_in_place_is_spoken_of_once() -> None:
+    observed = {"one": seen(prefill=2, decode=5), "two": seen(prefill=0, decode=0, starting=1)}
+    observed["two"] = replace(observed["two"], no_room={"decode": NoRoom(0.0, "it frees too little")})
+    state = RolloutState("one", {"one": 100}, in_place=InPlace("two", ("decode",)))
+    plan = step(state, RolloutSpec("two", POOLS), observed, 500.0)
+    assert [each.reason for each in plan.surges] == ["InPlace"]
+    assert plan.replicas["decode", "one"] == 5
 
 
 SINGLE = (PoolTarget("prefill", 1), PoolTarget("decode", 1))
