@@ -1,10 +1,11 @@
 """Settings that every service of an installation shares: images, Secrets, addresses."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import msgspec
 
+from control_plane.objects.worker_defaults import WorkerDefaults
 from tandem.spec.pool import Pool, engine_of
 from tandem.spec.service import ModelService
 from tandem.spec.tenants import Tenants, read_tenants
@@ -20,7 +21,8 @@ SHARED_DIRECTORY: Final = "/var/run/tandem/shared"
 
 @dataclass(frozen=True)
 class Installation:
-    """Given once, by the chart. Changes of it reach workers with their next revision; a changed image makes one."""
+    """Given once, by the chart. Changes of it reach workers with their next revision; a changed image, Redis or
+    default of worker pods makes one."""
 
     worker_image: str = "tandem-worker"
     """Image of workers whose pool names none."""
@@ -53,9 +55,12 @@ class Installation:
     accelerator_label: str | None = None
     """Label of nodes whose value is the type of their accelerators, if this cluster has one."""
     rollouts_at_once: int = 0
-    """Services that take over a changed default (an image, a Redis) at once, the oldest first; 0 for any number."""
+    """Services that take over a changed default (an image, a Redis, parts of worker pods) at once, the oldest first;
+    0 for any number."""
     tenants: tuple[str, ...] = ()
     """Names that the models of each namespace may have, `NAMESPACE=PATTERN` each; without any every name."""
+    in_place_after_s: float = 60.0
+    """Seconds that new workers of a rollout wait for room before old ones give way first."""
     in_cluster: bool = True
     """Routers and stores are the installation's. Without a cluster (`tandem up`, Ray) they are the services' own."""
     template_secrets: tuple[str, ...] = ()
@@ -75,6 +80,8 @@ class Installation:
     shared_host_path: str | None = None
     """Directory of each node where workers of one service find each other's sockets, to hand KV over by shared
     memory; None hands it over the network on one node, too."""
+    worker_defaults: WorkerDefaults = field(default_factory=WorkerDefaults)
+    """Parts of worker pods that the templates of pools go over, as JSON in a flag."""
     cache_size: str = "1Ti"
     """Most of a node's disk that the downloaded model of one pod may take, where nodes keep none."""
 

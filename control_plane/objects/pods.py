@@ -64,11 +64,12 @@ _CONFINED: Final[Json] = {
 
 def pod_template(service: ModelService, pool: Pool, revision: str, installation: Installation) -> Json:
     """A PodTemplateSpec."""
-    volume = model_volume(service.spec.model, installation)
+    volume, defaults = model_volume(service.spec.model, installation), installation.worker_defaults
     plain = _template(service, pool, revision, installation, volume, ())
-    devices = network_devices(pool, merged(plain, pool.template))
+    devices = network_devices(pool, merged(defaults.over(plain, CONTAINER), pool.template))
     generated = _template(service, pool, revision, installation, volume, devices) if devices else plain
-    patched = _limited(_confined(merged(generated, pool.template)))
+    confined: Json = merged(_CONFINED, defaults.security_context)
+    patched = _limited(_confined(merged(defaults.over(generated, CONTAINER), pool.template), confined))
     named = frozenset(each.get("name", "") for each in (pool.template.get("spec") or {}).get("volumes") or ())
     patched, disk = with_tier(patched, service.spec.tiers, CONTAINER, named)
     patched = with_requests(patched, CONTAINER, default_requests(service, pool, disk))
@@ -170,11 +171,12 @@ def _container(
     return {key: value for key, value in container.items() if value not in (None, [], {})}
 
 
-def _confined(template: Json) -> Json:
-    """The template whose containers, those that a pool adds, too, have what `_CONFINED` says unless they say more."""
+def _confined(template: Json, confined: Json) -> Json:
+    """The template whose containers, those that a pool adds, too, have the security context `confined` unless they
+    say more."""
     spec = template["spec"]
     lists = {
-        key: [{**each, "securityContext": merged(_CONFINED, each.get("securityContext") or {})} for each in spec[key]]
+        key: [{**each, "securityContext": merged(confined, each.get("securityContext") or {})} for each in spec[key]]
         for key in ("initContainers", "containers")
         if key in spec
     }

@@ -26,4 +26,5 @@ def read_desired_spec(obj: Json, installation: Installation) -> DesiredSpec:
     of_clusters = broken(service, rules=CLUSTER_RULES)
     found = next(chain(problems(service), of_clusters, template_problems(service, installation)), None)
     whole = completed(service, installation)
-    return DesiredSpec(whole, revision_of(whole.spec, tenant=bool(installation.tenants)), found, service)
+    revision = revision_of(whole.spec, installation.worker_defaults.plain, tenant=bool(installation.tenants))
+    return DesiredSpec(whole, revision, found, service)

@@ -14,12 +14,14 @@ from control_plane.observe.observed import Gate, ModelFacts, Observed
 from control_plane.reconcile.align import Alignment
 from control_plane.reconcile.capacity_check import pools_over_capacity
 from control_plane.reconcile.causes import HELD_UP, gate_verdict, told, worker_causes
+from control_plane.reconcile.lacking_room import no_room
 from control_plane.reconcile.turns import rests_part_way
 from control_plane.rollout import (
     COMPARISON_WAITS,
     Failure,
     GateResult,
     Health,
+    InPlace,
     PoolTarget,
     Progress,
     RevisionObserved,
@@ -168,7 +170,9 @@ def _wanted(observed: Observed, goal: DesiredState, name: str) -> int:
     return min(max(wanted, own.autoscaling.min_replicas), own.autoscaling.max_replicas)
 
 
-def rollout_spec(goal: DesiredState, target: RevisionRecord, goals: tuple[PoolTarget, ...]) -> RolloutSpec:
+def rollout_spec(
+    goal: DesiredState, target: RevisionRecord, goals: tuple[PoolTarget, ...], installation: Installation
+) -> RolloutSpec:
     """The rollout that the user's specification asks for: how one revision replaces another."""
     if goal.service is None:
         return RolloutSpec(target.name, goals)
@@ -182,6 +186,8 @@ def rollout_spec(goal: DesiredState, target: RevisionRecord, goals: tuple[PoolTa
         progress_deadline_s=float(spec.rollout.progress_deadline_seconds),
         gated=spec.rollout.gate is not None,
         error_budget=spec.slo.error_rate,
+        in_place=spec.rollout.in_place == "WhenNoRoom",
+        in_place_after_s=installation.in_place_after_s,
     )
 
 
@@ -193,7 +199,8 @@ def rollout_state(status: ModelServiceStatus) -> RolloutState:
         failure = Failure(kept.failed_revision, kept.failure_kind, kept.failure_message)
     progress = Progress(kept.aim, kept.wanted, kept.left, kept.since) if kept.aim else None
     weights = {each.name: each.weight for each in status.revisions if each.weight}
-    return RolloutState(status.current_revision or None, weights, failure, progress)
+    in_place = InPlace(kept.in_place_revision, kept.in_place_pools) if kept.in_place_pools else None
+    return RolloutState(status.current_revision or None, weights, failure, progress, in_place)
 
 
 def revisions_seen(
@@ -211,7 +218,10 @@ def _seen(observed: Observed, goal: DesiredState, aligned: Alignment, name: str,
     health = observed.health.get(name, Health())
     before = causes_before(goal)
     held_up = told(worker_causes(observed, before, now, revision=name), before)
-    return RevisionObserved(plain.pools, result, health, held_up, trouble)
+    current, target = goal.status.current_revision, goal.target.name if goal.target is not None else ""
+    other = current if name == target else target
+    lacking = no_room(observed, goal.records, name, other) if name in (current, target) and current != target else {}
+    return RevisionObserved(plain.pools, result, health, held_up, trouble, lacking)
 
 
 def gate_of(observed: Observed, goal: DesiredState, revision: str) -> Gate | None:

@@ -65,7 +65,7 @@ def reconcile(observed: Observed, now: float, installation: Installation) -> Pla
     if goal.target is not None and _owned(observed, goal):
         aligned = alignment(observed, goal, goal.target)
         seen = revisions_seen(observed, goal, aligned, now)
-        spec = rollout_spec(goal, goal.target, aligned.goals)
+        spec = rollout_spec(goal, goal.target, aligned.goals, installation)
         rollout = step(rollout_state(goal.status), spec, seen, now)
         counts = counts_of(observed, goal, aligned, rollout)
     retired = rollout.retired if rollout is not None else ()

@@ -1,8 +1,8 @@
 """The status of a ModelService."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import Final
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Final
 
 from control_plane.objects.installation import Installation
 from control_plane.objects.scheduling import unnamed_devices
@@ -26,7 +26,8 @@ AWAITS_TURN: Final = "AwaitsTurn"
 NEXT_REVISION: Final = "AwaitsNextRevision"
 UNNAMED_DEVICE: Final = "NetworkNotNamed"
 KV_OVER_TCP: Final = "KvOverTcp"
-NOTICES: Final = (FIELDS_IGNORED, NEXT_REVISION, UNNAMED_DEVICE, KV_OVER_TCP)
+NO_SURGE: Final = "SurgeWithoutRoom"
+NOTICES: Final = (FIELDS_IGNORED, NEXT_REVISION, UNNAMED_DEVICE, KV_OVER_TCP, NO_SURGE)
 """Conditions that only say something, and are there only while there is something to say."""
 _OF_ONE_MACHINE: Final = {"router": RouterSpec(), "store": None}
 """Parts of a specification that are for a platform on one machine, with their defaults."""
@@ -106,7 +107,7 @@ def service_status(
         rollout=_kept(state),
         conditions=conditions(
             goal.status.conditions,
-            (*_sayings(stands, ready), *_notices(observed, goal, installation)),
+            (*_sayings(stands, ready), *_surges(plan), *_notices(observed, goal, installation)),
             generation,
             now,
         ),
@@ -175,6 +176,12 @@ def _sayings(stands: ServiceState, ready: ConditionUpdate) -> Iterator[Condition
         yield condition_update("Available", False, "NoRoutableRevision", "No revision has a worker in every pool.")
 
 
+def _surges(plan: RolloutPlan | None) -> Iterator[ConditionUpdate]:
+    """The condition for new workers that find no room beside the old ones; none where all do."""
+    if plan is not None and plan.surges:
+        yield condition_update(NO_SURGE, True, plan.surges[0].reason, " ".join(each.sentence for each in plan.surges))
+
+
 def _notices(observed: Observed, goal: DesiredState, installation: Installation) -> Iterator[ConditionUpdate]:
     """Conditions for what the specification says in vain, or for later; none where it says nothing of the kind."""
     service = observed.wish.service
@@ -233,20 +240,13 @@ def _pools(observed: Observed, goal: DesiredState) -> Iterator[PoolStatus]:
 
 
 def _kept(state: RolloutState) -> RolloutStatus | None:
-    failure, progress = state.failure, state.progress
-    if failure is None and progress is None:
-        return None
-    kept = RolloutStatus()
+    failure, progress, in_place = state.failure, state.progress, state.in_place
+    kept: dict[str, Any] = {}
     if failure is not None:
-        kept = RolloutStatus(failure.revision, failure.kind, cut(failure.sentence, WORD_MAX))
-    if progress is None:
-        return kept
-    return RolloutStatus(
-        kept.failed_revision,
-        kept.failure_kind,
-        kept.failure_message,
-        progress.aim,
-        progress.wanted,
-        progress.left,
-        progress.since,
-    )
+        kept |= {"failed_revision": failure.revision, "failure_kind": failure.kind}
+        kept["failure_message"] = cut(failure.sentence, WORD_MAX)
+    if progress is not None:
+        kept |= asdict(progress)
+    if in_place is not None:
+        kept |= {"in_place_revision": in_place.revision, "in_place_pools": in_place.pools}
+    return RolloutStatus(**kept) if kept else None

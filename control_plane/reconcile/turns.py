@@ -143,4 +143,4 @@ def _by_defaults(own: Spec, current: RevisionRecord) -> bool:
     )
     redis = own.redis if own.redis is not None else current.spec.get("redis")
     filled_in = msgspec.structs.replace(own, pools=filled, redis=redis)
-    return any(revision_of(filled_in, tenant=tenant) == current.name for tenant in (False, True))
+    return any(revision_of(filled_in, current.defaults, tenant=tenant) == current.name for tenant in (False, True))

@@ -44,6 +44,14 @@ EVERYTHING: Final[Json] = {
         "cacheHostPath": "/var/lib/tandem",
         "sharedHostPath": "/run/tandem",
         "cacheSize": "300Gi",
+        "podLabels": {"team": "serving"},
+        "podAnnotations": {"example.com/note": "$(HOME) <&>"},
+        "runtimeClassName": "nvidia",
+        "priorityClassName": "workers",
+        "tolerations": [{"key": "example.com/only", "operator": "Exists"}],
+        "resources": {"requests": {"cpu": 8}, "limits": {"memory": "64Gi"}},
+        "podSecurityContext": {"runAsUser": 1000680000, "supplementalGroups": [44]},
+        "securityContext": {"seLinuxOptions": {"level": "s0:c26,c5"}},
         "template": {
             "secrets": ["tokens"],
             "volumes": ["nfs", "/mnt/weights"],
@@ -124,6 +132,7 @@ VARIANTS: Final[dict[str, Json]] = {
         "namespaces": ["llm"],
         "tls": {"source": "certManager", "certManager": {"issuerRef": {"name": "company"}}},
     },
+    "users that the platform assigns": {"assignedUser": True, "redis": {"enabled": True}},
     "no TLS": {"tls": {"enabled": False}},
     "KEDA in plain text": {"tls": {"keda": False}},
     "no policies, rights, budgets": {

@@ -66,7 +66,7 @@ def test_pods_pass_the_restricted_standard(objects: list[Json]) -> None:
         spec = workload["spec"]["template"]["spec"]
         assert not {"hostNetwork", "hostPID", "hostIPC"} & spec.keys()
         assert spec["securityContext"]["runAsNonRoot"] is True
-        assert spec["securityContext"]["runAsUser"] > 0
+        assert spec["securityContext"].get("runAsUser", 1) > 0
         assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
         for volume in spec.get("volumes", ()):
             assert set(volume) - {"name"} <= _RESTRICTED_VOLUMES

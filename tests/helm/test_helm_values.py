@@ -40,6 +40,8 @@ def leaves(values: Json, path: str = "") -> Iterator[str]:
             yield here
 
 
+_OPEN: Final = re.compile(r"\.(resources|podSecurityContext|securityContext)\.")
+"""Parts of a pod as Kubernetes has them, of which values.yaml need not name each."""
 PARTS: Final = dict(parts(SCHEMA))
 
 
@@ -65,7 +67,7 @@ def test_defaults_and_schema_name_the_same_values() -> None:
     assert {path for path in named if path not in known and not inner.search(path)} == set()
     single = {path for path in known if "properties" not in resolved(PARTS[path])}
     above = {path.rpartition(".")[0] for path in leaves(DEFAULTS)}
-    assert {path for path in single - named - above if ".resources." not in path} == set()
+    assert {path for path in single - named - above if not _OPEN.search(path)} == set()
 
 
 def wrong(schema: Json) -> Any:
@@ -108,6 +110,11 @@ def test_wrong_types_and_unknown_keys_are_refused_by_name(path: str) -> None:
         ({"tls": {"source": "nobody"}}, "source"),
         ({"networkPolicy": {"modelSources": {"ports": [0]}}}, "ports"),
         ({"router": {"resources": {"limits": {"memory": "many"}}}}, "memory"),
+        ({"workers": {"resources": {"limits": {"memory": "many"}}}}, "memory"),
+        ({"workers": {"podSecurityContext": {"runAsUser": -1}}}, "runAsUser"),
+        ({"workers": {"podSecurityContext": {"privileged": True}}}, "privileged"),
+        ({"workers": {"securityContext": {"fsGroup": 1}}}, "fsGroup"),
+        ({"operator": {"rollout": {"inPlaceAfterSeconds": 1}}}, "inPlaceAfterSeconds"),
     ],
 )
 def test_values_out_of_bounds_are_refused(values: Json, word: str) -> None:
@@ -119,6 +126,10 @@ def test_values_out_of_bounds_are_refused(values: Json, word: str) -> None:
     [
         ({"tls": {"source": "existing"}}, "name the Secret in tls.existingSecret"),
         ({"kvStore": {"enabled": True}}, "name the ModelService whose blocks are kept in kvStore.modelService"),
+        (
+            {"assignedUser": True, "workers": {"cacheHostPath": "/var/lib/tandem"}},
+            "nobody knows whom the directory workers.cacheHostPath is to belong to",
+        ),
         (
             {"namespaces": ["llm", "search"], "tls": {"source": "certManager"}},
             "name a ClusterIssuer in tls.certManager.issuerRef",

@@ -157,6 +157,9 @@ class World:
         self.lives = 0
         self._operator: asyncio.Task[None] | None = None
         self._born: dict[str, float] = {}
+        self.room: dict[str, int] = {}
+        """Pods of a pool that nodes have room for; any number where it is absent."""
+        self._placed: set[str] = set()
         self._pods = 0
         self._looked_at = -1
 
@@ -344,9 +347,28 @@ class World:
         pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": obj["spec"]["template"]["spec"]}
         await MemoryCluster.apply(self.cluster, pod, "deployment-controller")
 
+    async def _schedule(self) -> None:
+        """As a scheduler: pods that wait get a node as soon as another one of their pool has left it."""
+        for pool, most in self.room.items():
+            pods = {pod["metadata"]["name"]: pod for pod in self.pods(pool)}
+            self._placed |= {name for name, pod in pods.items() if is_ready(pod)}
+            waiting = [name for name in pods if name not in self._placed]
+            free = max(0, most - (len(pods) - len(waiting)))
+            for name in waiting[:free]:
+                self._placed.add(name)
+                self._born[name] = self.clock.now()
+                if "status" in pods[name]:
+                    await self._say(pods[name], "PodScheduled", True)
+            for name in waiting[free:]:
+                if "status" not in pods[name]:
+                    await self._say(pods[name], "PodScheduled", False)
+
     async def _kubelet(self) -> None:
+        await self._schedule()
         for pod in self.pods():
             name = pod["metadata"]["name"]
+            if labels_of(pod)[POOL] in self.room and name not in self._placed:
+                continue
             image = pod["spec"]["containers"][0]["image"]
             if image == NO_ROOM and "status" not in pod:
                 await self._say(pod, "PodScheduled", False)
@@ -361,7 +383,7 @@ class World:
     async def _say(self, pod: Json, type_: str, holds: bool) -> None:
         when = timestamp(self.clock.wall())
         condition = {"type": type_, "status": "True" if holds else "False", "lastTransitionTime": when}
-        if type_ == "PodScheduled":
+        if type_ == "PodScheduled" and not holds:
             condition |= {
                 "reason": "Unschedulable",
                 "message": "0/2 nodes are available: 2 Insufficient nvidia.com/gpu.",

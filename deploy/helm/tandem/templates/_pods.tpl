@@ -2,9 +2,11 @@
 
 {{- define "tandem.podSecurity" -}}
 runAsNonRoot: true
+{{- if not .root.Values.assignedUser }}
 runAsUser: {{ .user | default 10001 }}
 runAsGroup: {{ .user | default 10001 }}
 fsGroup: {{ .user | default 10001 }}
+{{- end }}
 fsGroupChangePolicy: OnRootMismatch
 seccompProfile: {type: RuntimeDefault}
 {{- end }}

@@ -9,6 +9,7 @@ import pytest
 
 from control_plane.objects.names import POOL, REVISION, labels_of
 from control_plane.objects.names import SERVICE as OF
+from control_plane.objects.worker_defaults import WorkerDefaults
 from control_plane.observe.observed import ModelFacts
 from control_plane.reconcile.pool_status import LOAD_EVERY_S
 from tandem.apps.simulation.loop import run
@@ -677,6 +678,33 @@ def test_a_comparison_that_nobody_can_make_does_not_hold_up_those_behind_it() ->
         world.cluster.refused = frozenset()
         await world.run(1200)
         assert images_of(world, "first") == {"two"}, "it goes on by itself once it can"
+
+    in_fleet(story)
+
+
+def test_services_take_over_other_defaults_of_worker_pods_one_after_the_other() -> None:
+    async def story(world: World) -> None:
+        for name in ("first", "next"):
+            await make(world, name)
+        await world.settle()
+        before = {pod["metadata"]["name"] for pod in world.pods()}
+        world.crash()
+        await world.settle()
+        assert {pod["metadata"]["name"] for pod in world.pods()} == before
+        defaults = WorkerDefaults(runtime_class_name="nvidia", pod_labels={"team": "serving"})
+        world.installation = replace(world.installation, worker_defaults=defaults, rollouts_at_once=1)
+        world.crash()
+        seen = set[tuple[bool, ...]]()
+        for _ in range(400):
+            await world.tick()
+            moved = {labels_of(pod)[OF] for pod in world.pods() if "runtimeClassName" in pod["spec"]}
+            whole = {labels_of(pod)[OF] for pod in world.pods() if "runtimeClassName" not in pod["spec"]}
+            seen.add(("next" in moved, "first" in whole))
+        assert (True, True) not in seen, "the next one began before the first was done"
+        assert (True, False) in seen
+        assert whole == set()
+        assert {labels_of(pod)["team"] for pod in world.pods()} == {"serving"}
+        assert set(ready_reasons(world).values()) == {"Complete"}
 
     in_fleet(story)
 

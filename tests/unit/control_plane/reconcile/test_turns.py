@@ -62,6 +62,17 @@ def test_a_service_that_becomes_a_tenants_takes_over_a_default() -> None:
         assert state_of(told, OWN, revision_of(old, tenant=not tenant), {current: record}) == "waits"
 
 
+def test_a_service_waits_for_other_defaults_of_its_pods() -> None:
+    defaults = {"runtimeClassName": "nvidia"}
+    current = revision_of(OWN, defaults)
+    record = RevisionRecord(current, 1, {}, msgspec.json.decode(msgspec.json.encode(OWN)), defaults)
+    told = ModelServiceStatus(current_revision=current)
+    assert state_of(told, OWN, revision_of(OWN), {current: record}) == "waits"
+    assert state_of(told, OWN, revision_of(OWN, {"runtimeClassName": "kata"}), {current: record}) == "waits"
+    edited = with_image("mine")
+    assert state_of(told, edited, revision_of(edited), {current: record}) == "", "its user edited it meanwhile"
+
+
 def test_a_service_that_rests_or_has_failed_keeps_no_place() -> None:
     assert state(update_revision=NEW) == "moves"
     assert state(update_revision=NEW, reconciling=False) == ""

@@ -110,6 +110,20 @@ def test_a_gate_holds_a_revision_at_one_pod_per_pool_until_it_passes() -> None:
     assert world.state.stable == "two"
 
 
+def test_a_gate_compares_where_no_pool_may_be_exceeded() -> None:
+    """Else no pod of the new revision ever starts, and it is taken back for not having started."""
+    pools = tuple(replace(pool, surge=0, unavailable=1) for pool in POOLS)
+    world = updating("two", pools=pools, gated=True)
+    for _ in range(20):
+        world.now += 10
+        world.apply(world.decide())
+        assert all(pool.replicas - 1 <= world.count(pool.name) <= pool.replicas for pool in pools)
+    assert reason(world) == "Verifying"
+    assert [world.count(pool.name, "two") for pool in pools] == [1, 1]
+    world.settle(1000)
+    assert world.state.stable == "two"
+
+
 @pytest.mark.parametrize(("revision", "kind"), [(WRONG, "errors"), (SLOW, "slo")])
 def test_a_revision_that_is_worse_under_traffic_is_rolled_back(revision: str, kind: str) -> None:
     world = updating(revision)

@@ -35,11 +35,17 @@
 {{- /* `helm upgrade --reuse-values` brings the values of the version before, without the defaults of new ones. */}}
 {{- $atOnce := (.Values.operator.rollout | default dict).maxConcurrent }}
 - --rollouts_at_once={{ kindIs "invalid" $atOnce | ternary 4 $atOnce }}
+{{- with (.Values.operator.rollout | default dict).inPlaceAfterSeconds }}
+- --in_place_after_s={{ . }}
+{{- end }}
 {{- with .Values.workers.serviceAccountName }}
 - --service_account={{ . }}
 {{- end }}
 {{- with .Values.workers.acceleratorLabel }}
 - --accelerator_label={{ . }}
+{{- end }}
+{{- with include "tandem.workerDefaults" . }}
+- {{ printf "--worker_defaults=%s" . | quote }}
 {{- end }}
 {{- $template := .Values.workers.template | default dict }}
 {{- with $template.secrets }}
@@ -116,4 +122,19 @@ Secrets. */}}
 - apiGroups: [events.k8s.io]
   resources: [events]
   verbs: [create, patch]
+{{- end }}
+
+{{/* What every worker pod gets, as JSON; empty where that is nothing. `$(` would name a variable of the operator. */}}
+{{- define "tandem.workerDefaults" -}}
+{{- if and .Values.assignedUser .Values.workers.cacheHostPath }}
+  {{- fail "assignedUser: nobody knows whom the directory workers.cacheHostPath is to belong to; leave it empty and keep models on claims (pvc://)" }}
+{{- end }}
+{{- $found := dict }}
+{{- $names := list "podLabels" "podAnnotations" "runtimeClassName" "priorityClassName" "tolerations" "resources" "podSecurityContext" "securityContext" }}
+{{- range $names }}
+  {{- $value := get $.Values.workers . }}
+  {{- if $value }}{{ $_ := set $found . $value }}{{ end }}
+{{- end }}
+{{- if .Values.assignedUser }}{{ $_ := set $found "assignedUser" true }}{{ end }}
+{{- if $found }}{{ $found | toJson | replace "$(" "$$(" }}{{ end }}
 {{- end }}
