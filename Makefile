@@ -18,7 +18,7 @@ VENV_VLLM  ?= .venv-vllm
 VENV_LM_EVAL ?= .venv-lm-eval
 STAMP_VLLM := $(VENV_VLLM)/.tandem-setup
 
-.PHONY: bench-gpu gpu-wheels setup demo up test sim sim-long drills drills-full soak conversations equality check bench protos crds constraints clean help judges bench-routing bench-goodput bench-calibration test-schemas setup-vllm test-vllm test-vllm-long bench-vllm constraints-vllm check-constraints mutants mutants-hand mutants-changed test-busy test-vllm-next cluster-binaries cluster-binaries-full test-cluster test-cluster-api test-cluster-full images lm-eval models test-ray bench-ray
+.PHONY: bench-gpu gpu-wheels setup demo up test sim sim-long drills drills-full soak conversations equality check bench protos crds constraints clean help judges bench-routing bench-goodput bench-calibration test-schemas test-checkov setup-vllm test-vllm test-vllm-long bench-vllm constraints-vllm check-constraints mutants mutants-hand mutants-changed test-busy test-vllm-next cluster-binaries cluster-binaries-full test-cluster test-cluster-api test-cluster-full images lm-eval models test-ray bench-ray
 
 help:
 	@echo "make setup   create $(VENV) with everything (CPU torch where there is no GPU)"
@@ -39,6 +39,7 @@ help:
 	@echo "make test-vllm-next   what Tandem uses of vLLM, in this version and the next"
 	@echo "make check-constraints   whether vLLM's environments resolve for CPU, CUDA and ROCm"
 	@echo "make test-schemas   the chart against the JSON schemas of three versions of Kubernetes"
+	@echo "make test-checkov   charts, examples and what is made of them by checkov, in an environment of its own"
 	@echo "make test-cluster   on a real Kubernetes control plane, built with Go the first time"
 	@echo "make test-cluster-api   of that what needs no pods      make test-cluster-full   all of it"
 	@echo "make test-ray   workers and routers on a Ray cluster of three nodes, in namespaces of its own"
@@ -105,8 +106,8 @@ cluster-binaries-full: cluster-binaries
 
 # What needs no pods: resources, the contract of the API client, mirrors, leases, charts.
 test-cluster-api: setup
-	$(BIN)/python -m tools.cluster_binaries --if-possible --only etcd,kube-apiserver,helm
-	$(BIN)/python -m pytest $(addprefix tests/cluster/test_,resources.py kube_cluster.py reflector.py election.py chart.py)
+	$(BIN)/python -m tools.cluster_binaries --if-possible --only etcd,kube-apiserver,helm,kubeconform
+	$(BIN)/python -m pytest $(addprefix tests/cluster/test_,resources.py kube_cluster.py reflector.py election.py chart.py manifests.py)
 
 test-cluster: cluster-binaries
 	$(BIN)/python -m pytest tests/cluster -m "not long"
@@ -133,6 +134,12 @@ test-schemas: setup
 	@rm -rf build/schemas
 	$(BIN)/python -m pip install --quiet --target build/schemas "kubernetes-validate>=1.37,<1.38"
 	PYTHONPATH=build/schemas $(BIN)/python -m pytest tests/helm/test_helm_kubernetes_schema.py
+
+# checkov over charts, examples and what the operator makes of them; a heavy environment of its own, so not part of CI.
+test-checkov: setup
+	@test -x build/checkov/bin/checkov || $(PYTHON) -m venv build/checkov
+	@test -x build/checkov/bin/checkov || build/checkov/bin/pip install --quiet "checkov==3.3.30"
+	TANDEM_CHECKOV=build/checkov/bin/checkov $(BIN)/python -m pytest tests/cluster/test_manifests.py
 
 demo: setup
 	$(BIN)/tandem demo

@@ -222,7 +222,14 @@ class FetchProgress:
         )
 
 
-def routes(addresses: Sequence[str], schemes: Sequence[str], attempts_max: int) -> tuple[str, ...]:
-    """Addresses to try in order: the holder's preference among the transports there are; the last one once more."""
-    usable = [address for address in addresses if address.partition("://")[0] in schemes]
+def routes(addresses: Sequence[str], schemes: Sequence[str], attempts_max: int, node: str = "") -> tuple[str, ...]:
+    """Addresses to try in order: the holder's preference among the transports there are; the last one once more.
+    Shared memory of another node than `node` is none of them; without a name every node may be this one."""
+    usable = [address for address in addresses if _usable(address, schemes, node)]
     return tuple([*usable, usable[-1]][:attempts_max]) if usable else ()
+
+
+def _usable(address: str, schemes: Sequence[str], node: str) -> bool:
+    scheme, _, rest = address.partition("://")
+    elsewhere = bool(node) and scheme == "shm" and rest.partition("/")[0] not in ("", node)
+    return scheme in schemes and not elsewhere

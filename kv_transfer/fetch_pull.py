@@ -29,6 +29,8 @@ class FetchSettings:
 
     attempts_max: int = 3
     close_grace_s: float = 0.05
+    node: str = ""
+    """The node that this process shares memory on; empty where nodes have no names."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ class PeerFetch(OriginFetch[Pull]):
         """Pull over one address after the other; gives what the last one failed with."""
         settings, transports, progress = self._receiver.settings, self._receiver.transports, self.progress
         offered = self.holder.addresses
-        addresses = routes(offered, tuple(transports), settings.attempts_max)
+        addresses = routes(offered, tuple(transports), settings.attempts_max, settings.node)
         failure = TandemError("transfer_failed", f"no transport in common: {', '.join(offered) or 'no address'}")
         for address in addresses:
             transport = transports[address.partition("://")[0]]

@@ -26,6 +26,7 @@ from tandem.process.settings import load_settings
 from tandem.process.settings_help import help_asked
 from tandem.process.system import SystemClock, SystemEntropy
 from tandem.process.telemetry import endpoint_from, open_telemetry
+from tandem.spec.tenants import read_tenants
 
 _GC_THRESHOLDS: Final = (20_000, 20, 20)
 """A request leaves some hundred objects that refer to each other. At the interpreter's own thresholds the collector
@@ -47,7 +48,8 @@ def main() -> int:
         renderers = {} if settings.kubernetes else dict([open_renderer(settings, templates)])
         keys = load_keys(settings.api_keys) if settings.api_keys is not None else Keys()
         keyring = open_keyring(settings, SystemEntropy())
-        wiring = Wiring(settings, renderers, templates, keys, keyring)
+        tenant_keys = open_tenant_keys(settings)
+        wiring = Wiring(settings, renderers, templates, keys, keyring, tenant_keys=tenant_keys)
     except TandemError as error:
         return fail(events, error)
     endpoint = settings.otlp_endpoint if settings.otlp_endpoint is not None else endpoint_from(os.environ)
@@ -86,6 +88,15 @@ def open_keyring(settings: ProcessSettings, entropy: Entropy) -> Keyring:
     if settings.ticket_key_file is not None:
         return read_keyring(settings.ticket_key_file)
     return Keyring(TicketKey("drawn", entropy.token(32)))
+
+
+def open_tenant_keys(settings: ProcessSettings) -> dict[str, Keyring]:
+    """The ticket keys of each tenant by namespace; none without a directory of them. Raises `bad_setting`, also for a
+    tenant that has no key there."""
+    directory = settings.tenant_keys
+    if directory is None:
+        return {}
+    return {namespace: read_keyring(directory / namespace) for namespace in read_tenants(settings.tenants).patterns}
 
 
 def _flags(argv: list[str]) -> list[str]:

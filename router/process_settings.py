@@ -12,6 +12,7 @@ from router.api.settings import ApiSettings
 from router.settings import AdmissionSettings, PlacementSettings, RouterSettings
 from tandem.core.errors import TandemError
 from tandem.process.tls_settings import TlsSettings
+from tandem.spec.tenants import read_tenants
 
 MAX_STREAMS: Final = 1_000_000
 
@@ -49,6 +50,13 @@ class ProcessSettings:
     kubeconfig: Path | None = None
     namespace: tuple[str, ...] = ()
     """Where to look; may be given several times. Without one everywhere."""
+    tenants: tuple[str, ...] = ()
+    """Names that the models of each namespace may have, `NAMESPACE=PATTERN` each; without any every name."""
+    tenant_keys: Path | None = None
+    """A directory with a file of ticket keys for each namespace of `tenants`, by its name, which its workers have."""
+    tenant_credentials: Path | None = None
+    """A directory with a directory of credentials for each namespace of `tenants`, by its name, in which each file is
+    what an environment variable would be. With it the process's own are for no tenant."""
     text_files: Path | None = None
     """A directory with a directory `NAMESPACE/NAME` for each service whose tokenizer the router cannot get from where
     the service says."""
@@ -98,6 +106,7 @@ class ProcessSettings:
 
     def __post_init__(self) -> None:
         _ = self.parsers
+        read_tenants(self.tenants)
         check_setting("generation_config", self.generation_config)
         if self.max_streams is not None and not 1 <= self.max_streams <= MAX_STREAMS:
             problem = f"max_streams = {self.max_streams}: expected 1 to {MAX_STREAMS}"

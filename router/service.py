@@ -15,6 +15,7 @@ from router.fleet.fleet import Fleet
 from router.http_server.connection import Application
 from router.http_server.server import HttpServer
 from tandem.core.errors import TandemError
+from tandem.link.address import join_host, split_host
 from tandem.process.logs import EventLines, event
 from tandem.process.loop_watch import LoopWatch
 
@@ -102,7 +103,7 @@ class RouterService:
         if where.grpc_port is not None:
             grpc_port = await self._insides.grpc.start(where.host, where.grpc_port)
         self._events.emit(
-            "listening", address=f"{where.host}:{self.port}", grpc_port=grpc_port, peer_port=self.peer_port
+            "listening", address=join_host(where.host, self.port), grpc_port=grpc_port, peer_port=self.peer_port
         )
 
     async def _listen(
@@ -111,15 +112,14 @@ class RouterService:
         try:
             return await self._insides.http.start(host, port, context, probes)
         except OSError as error:
-            problem = f"cannot listen on {host}:{port}: {error.strerror}"
+            problem = f"cannot listen on {join_host(host, port)}: {error.strerror}"
             raise TandemError("bad_setting", problem, param="port") from error
 
     async def _serve_probes(self, bind: str) -> str:
-        host, _, port = bind.rpartition(":")
-        if not host or not port.isdigit() or int(port) > 65535:
+        host, port = split_host(bind)
+        if not host or port is None:
             raise TandemError("bad_setting", f"metrics_bind = {bind!r}: expected host:port", param="metrics_bind")
-        bound = await self._listen(host.strip("[]"), int(port), probes=self._insides.probes)
-        return f"{host}:{bound}"
+        return join_host(host, await self._listen(host, port, probes=self._insides.probes))
 
     def roots(self) -> Mapping[str, Callable[[], Awaitable[None]]]:
         roots: dict[str, Callable[[], Awaitable[None]]] = {

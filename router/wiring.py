@@ -2,7 +2,8 @@
 
 import asyncio
 import time
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from kv_transfer.index.compact_index import CompactIndex
@@ -15,7 +16,7 @@ from router.api.errors import explain
 from router.api.grpc.server import PublicGrpc
 from router.api.rest.app import RestApp
 from router.discovery.kubernetes import Connect, KubernetesDiscovery, WatchDeps
-from router.discovery.loading import load_text_side
+from router.discovery.loading import credentials_in, load_text_side
 from router.discovery.model_service import TextSource, facts_of
 from router.discovery.texts import TextSide, TextSides
 from router.dispatch.deps import DispatchDeps
@@ -23,6 +24,8 @@ from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.pinned_prefixes import FleetPinnedPrefixes
 from router.fleet.fleet import Fleet
 from router.fleet.prober import PairProber
+from router.fleet.services import ServiceRegistry
+from router.fleet.tenant_dialer import TenantDialer
 from router.http_server.connections_max import ConnectionsMax, connections_within
 from router.http_server.server import HttpServer
 from router.placement import CostModel
@@ -38,13 +41,16 @@ from tandem.core.slo import Slo
 from tandem.kube.cluster import Cluster
 from tandem.link.dialer import open_dialer
 from tandem.link.proof import LinkKeys
+from tandem.link.protocol import Dialer
 from tandem.process.logs import EventLines
 from tandem.process.loop_watch import LoopWatch
 from tandem.process.metrics import PrometheusMeter
 from tandem.process.system import DESCRIPTORS_KEPT, SystemClock, SystemEntropy, descriptors
 from tandem.process.telemetry import Telemetry
 from tandem.process.tls import server_context
+from tandem.process.tls_settings import TlsSettings
 from tandem.process.workers_file import Member, ServiceEntry, WorkersFile, drains_of
+from tandem.spec.tenants import read_tenants, tenant_name
 
 if TYPE_CHECKING:
     from kv_transfer.index.redis_index import RedisIndex
@@ -61,6 +67,8 @@ class Wiring:
     keys: Keys
     keyring: Keyring
     connect: Connect | None = None
+    tenant_keys: Mapping[str, Keyring] = field(default_factory=dict)
+    """The keys of workers in each tenant's namespace; of workers elsewhere they are those of `keyring`."""
 
     def build(self, telemetry: Telemetry, events: EventLines) -> RouterService:
         """The service, on the running loop."""
@@ -68,8 +76,9 @@ class Wiring:
         clock, entropy, meter = SystemClock(), SystemEntropy(), PrometheusMeter()
         shared = _shared_index(settings, meter)
         fleet = self._fleet(clock, entropy, meter, shared)
-        dispatcher = Dispatcher(fleet, self._tools(clock, entropy, meter, telemetry))
-        texts = _text_sides(settings, self.templates) if settings.kubernetes else None
+        dispatcher = Dispatcher(fleet, self._tools(clock, entropy, meter, telemetry, fleet.services))
+        load = text_loader(settings, self.templates)
+        texts = TextSides(load, self.templates.clock) if settings.kubernetes else None
         services = ApiDeps(
             dispatcher,
             self.renderers if texts is None else texts,
@@ -98,15 +107,35 @@ class Wiring:
 
     def _fleet(self, clock: Clock, entropy: Entropy, meter: Meter, shared: "RedisIndex | None") -> Fleet:
         settings, core = self.settings, self.settings.core
-        proved = None if settings.ticket_key_file is None else LinkKeys(self.keyring.secrets)
-        dialer = open_dialer(settings.name, entropy, settings.link_tls, proved)
-        prober = _prober(core, self.keyring, clock, entropy, meter)
         index = CompactIndex(int.from_bytes(entropy.token(16), "little"))
-        fleet = Fleet(dialer, clock, core.deadlines, index, meter, core.fleet, prober, shared)
-        fleet.services.default_slo = Slo(settings.front.slo.ttft_s, settings.front.slo.tpot_s)
+        services = ServiceRegistry()
+        services.tenants = read_tenants(settings.tenants)
+        dialer = self._dialer(entropy, services)
+        prober = _prober(core, self.keyring, clock, entropy, meter, self._signing(services))
+        fleet = Fleet(dialer, clock, core.deadlines, index, meter, core.fleet, prober, shared, services=services)
+        services.default_slo = Slo(settings.front.slo.ttft_s, settings.front.slo.tpot_s)
         return fleet
 
-    def _tools(self, clock: Clock, entropy: Entropy, meter: Meter, telemetry: Telemetry) -> DispatchDeps:
+    def _dialer(self, entropy: Entropy, services: ServiceRegistry) -> Dialer:
+        """Dials workers of a tenant by its own name and key: a certificate of another tenant is no proof there."""
+        settings, proves = self.settings, self.settings.ticket_key_file is not None
+
+        def opened(tls: TlsSettings, keyring: Keyring) -> Dialer:
+            return open_dialer(settings.name, entropy, tls, LinkKeys(keyring.secrets) if proves else None)
+
+        own, tls = opened(settings.link_tls, self.keyring), settings.link_tls
+        dialers = {
+            namespace: opened(replace(tls, server_name=tenant_name(tls.server_name, namespace)), keyring)
+            for namespace, keyring in self.tenant_keys.items()
+        }
+        return TenantDialer(dialers, own, services.namespace_at) if dialers else own
+
+    def _signing(self, services: ServiceRegistry) -> Callable[[str], Keyring]:
+        return lambda model: self.tenant_keys.get(services.namespace_of(model), self.keyring)
+
+    def _tools(
+        self, clock: Clock, entropy: Entropy, meter: Meter, telemetry: Telemetry, services: ServiceRegistry
+    ) -> DispatchDeps:
         return DispatchDeps(
             loop=asyncio.get_running_loop(),
             clock=clock,
@@ -116,6 +145,7 @@ class Wiring:
             costs=CostModel(self.settings.core.priors),
             recorder=telemetry.recorder,
             meter=meter,
+            signing=self._signing(services),
         )
 
     def _discovery(
@@ -126,7 +156,8 @@ class Wiring:
         if texts is None:
             return _from_file(settings, fleet)
         fleet.services.watched = True
-        watching, reach = WatchDeps(texts, clock, entropy, meter), self.connect or _connecting(settings)
+        watching = WatchDeps(texts, clock, entropy, meter, fleet.services.tenants)
+        reach = self.connect or _connecting(settings)
         return KubernetesDiscovery(reach, settings.namespace, fleet, watching, settings.workers)
 
 
@@ -139,10 +170,15 @@ def _bounds(settings: ProcessSettings) -> ConnectionsMax:
 
 
 def _prober(
-    core: RouterSettings, keyring: Keyring, clock: Clock, entropy: Entropy, meter: Meter
+    core: RouterSettings,
+    keyring: Keyring,
+    clock: Clock,
+    entropy: Entropy,
+    meter: Meter,
+    signing: Callable[[str], Keyring],
 ) -> PairProber | None:
     pairs = core.fleet.pairs
-    return PairProber(pairs, keyring, clock, entropy, core.deadlines, meter) if pairs.canary else None
+    return PairProber(pairs, keyring, clock, entropy, core.deadlines, meter, signing) if pairs.canary else None
 
 
 def _shared_index(settings: ProcessSettings, meter: Meter) -> "RedisIndex | None":
@@ -155,11 +191,19 @@ def _shared_index(settings: ProcessSettings, meter: Meter) -> "RedisIndex | None
     return RedisIndex(settings.index, meter, redis_client(settings.index))
 
 
-def _text_sides(settings: ProcessSettings, templates: Templates) -> TextSides:
-    def load(model: str, source: TextSource) -> TextSide:
-        return load_text_side(model, source, settings.text_files, settings.cache, templates)
+def text_loader(settings: ProcessSettings, templates: Templates) -> Callable[[str, TextSource], TextSide]:
+    """Reads the text side of a model, with the credentials of its tenant where there are tenants. It blocks."""
+    given = settings.tenant_credentials
 
-    return TextSides(load, templates.clock)
+    def load(model: str, source: TextSource) -> TextSide:
+        if given is None:
+            return load_text_side(model, source, settings.text_files, settings.cache, templates)
+        # What one tenant's credentials have brought is kept from the others.
+        namespace = source.service.partition("/")[0]
+        cache, own = None if settings.cache is None else settings.cache / namespace, credentials_in(given / namespace)
+        return load_text_side(model, source, settings.text_files, cache, templates, own)
+
+    return load
 
 
 def _connecting(settings: ProcessSettings) -> Connect:

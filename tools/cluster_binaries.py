@@ -3,8 +3,9 @@
     python -m tools.cluster_binaries [--only etcd,helm] [--jobs 2] [--if-possible] [--where]
 
 Needs Go 1.26 or later and a reachable module proxy (whatever `go env GOPROXY` says); nothing else. Programs:
-etcd, kube-apiserver, kube-controller-manager, kube-scheduler, helm; and kubectl, keda and keda-adapter when they are
-asked for (KEDA is as large as all others together). KEDA's lie in a directory of their own, with its manifests.
+etcd, kube-apiserver, kube-controller-manager, kube-scheduler, helm, kubeconform; and kubectl, keda and keda-adapter
+when they are asked for (KEDA is as large as all others together). KEDA's lie in a directory of their own, with its
+manifests.
 
 Each upstream gets a module of its own, because their dependencies contradict one another. The published go.mod of
 Kubernetes asks for its staging modules at v0.0.0, so that `go install` refuses it; the requirement of each staging
@@ -28,6 +29,7 @@ KUBERNETES = "1.36.2"
 ETCD = "3.6.10"
 HELM = "4.2.4"
 KEDA = "2.20.2"
+KUBECONFORM = "0.8.0"
 GO_AT_LEAST = (1, 26)
 VERSION = f"kubernetes-{KUBERNETES}_etcd-{ETCD}_helm-{HELM}"
 MANIFEST = "built.json"
@@ -96,11 +98,19 @@ PROGRAMS = {
         _kubernetes("kube-controller-manager"),
         _kubernetes("kube-scheduler"),
         _kubernetes("kubectl"),
+        Program(
+            "kubeconform",
+            "github.com/yannh/kubeconform",
+            KUBECONFORM,
+            "github.com/yannh/kubeconform/cmd/kubeconform",
+            (f"main.version=v{KUBECONFORM}",),
+            f"kubeconform-{KUBECONFORM}",
+        ),
         _keda("keda", "operator"),
         _keda("keda-adapter", "adapter"),
     )
 }
-DEFAULT = ("etcd", "kube-apiserver", "helm", "kube-controller-manager", "kube-scheduler")
+DEFAULT = ("etcd", "kube-apiserver", "helm", "kube-controller-manager", "kube-scheduler", "kubeconform")
 SERVER = ("etcd", "kube-apiserver")
 """What no cluster test can do without."""
 
@@ -122,6 +132,11 @@ def _directory(program: Program) -> Path:
 def left_by(name: str) -> Path:
     """The directory with what the module of a program left beside it."""
     return _directory(PROGRAMS[name]) / PROGRAMS[name].leaves
+
+
+def openapi() -> Path:
+    """What the API of this Kubernetes takes, as its module describes it; `ensure` puts it there with kubeconform."""
+    return cache_directory() / "openapi" / f"kubernetes-{KUBERNETES}.json"
 
 
 def find(name: str) -> Path | None:
@@ -217,6 +232,20 @@ def build(program: Program, root: Path, jobs: int) -> dict[str, float]:
     }
 
 
+def _describe(root: Path) -> None:
+    """Copies the description of Kubernetes' API out of its module, which need not be compiled for that."""
+    target, program = openapi(), PROGRAMS["kube-apiserver"]
+    if target.exists():
+        return
+    module = _module_of(program, root)
+    _go(module, "mod", "download", program.module)
+    source = Path(_go(module, "list", "-mod=mod", "-m", "-f={{.Dir}}", program.module).strip())
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = target.with_name(f".{target.name}.{os.getpid()}")
+    partial.write_bytes((source / "api" / "openapi-spec" / "swagger.json").read_bytes())
+    partial.rename(target)
+
+
 def _leave(source: Path, program: Program, where: Path) -> None:
     """Copies YAML files of a module's directory; those in the module cache cannot be written."""
     for path in (source / program.leaves).rglob("*.yaml"):
@@ -247,6 +276,9 @@ def ensure(names: Sequence[str], jobs: int) -> dict[str, Path]:
             f"{figures['megabytes']:.0f} MB",
             flush=True,
         )
+    if "kubeconform" in names and can_build():
+        root.mkdir(parents=True, exist_ok=True)
+        _describe(root)
     found = {name: find(name) for name in names}
     return {name: path for name, path in found.items() if path is not None}
 

@@ -11,6 +11,7 @@ import msgspec
 from msgspec import inspect as types
 
 from control_plane.crds.descriptions import of_fields, sentence
+from tandem.spec.cluster_rules import CLUSTER_RULES
 from tandem.spec.rules import RULES, Rule
 
 Schema = dict[str, Any]
@@ -36,7 +37,7 @@ def without_defaults(schema: Schema) -> Schema:
 
 def rules_of(type_: type) -> list[Schema]:
     """The type's rules as `x-kubernetes-validations`."""
-    return [_validation(rule) for rule in RULES if rule.of is type_]
+    return [_validation(rule) for rule in (*RULES, *CLUSTER_RULES) if rule.of is type_]
 
 
 def _validation(rule: Rule) -> Schema:

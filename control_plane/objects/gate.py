@@ -6,6 +6,7 @@ from control_plane.objects.gate_prompts import PROMPTS
 from control_plane.objects.installation import Installation
 from control_plane.objects.names import GATE, annotations_of, gate_name, owner_reference, service_labels
 from control_plane.objects.pods import CONTAINER as WORKER
+from control_plane.objects.pods import USER
 from tandem.kube.kinds import CONFIG_MAP, JOB, Json
 from tandem.spec.rollout import TOO_DIFFERENT, Gate
 from tandem.spec.service import API_GROUP
@@ -62,7 +63,7 @@ def gate_job(
         "automountServiceAccountToken": False,
         "securityContext": {
             "runAsNonRoot": True,
-            "runAsUser": 10001,
+            **({"runAsUser": USER} if "runAsUser" in (workers["spec"].get("securityContext") or {}) else {}),
             "seccompProfile": {"type": "RuntimeDefault"},
         },
         "containers": [container],

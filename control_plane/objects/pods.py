@@ -11,9 +11,12 @@ from control_plane.objects.installation import (
     KV_PORT,
     LINK_PORT,
     NIXL_PORT,
+    SHARED_DIRECTORY,
     TLS_DIRECTORY,
     Installation,
+    redis_secret,
 )
+from control_plane.objects.locked_memory import with_locked_memory
 from control_plane.objects.merging import merged
 from control_plane.objects.model_volume import CACHE, ModelVolume, model_volume
 from control_plane.objects.names import LINK_PORT_ANNOTATION, REVISION, pool_labels, workers_name
@@ -24,6 +27,7 @@ from control_plane.objects.scheduling import (
     node_selector,
     resource_claims,
     resources,
+    shares_memory,
     spread,
     tolerations,
     transports,
@@ -45,6 +49,7 @@ _MARGIN_S: Final = 30
 """Seconds between the end of the drain and the kill."""
 _OWN: Final = '[ "$(stat -c %u "$1")" = "${0%:*}" ] || exec chown "$0" "$1"'
 """Gives the directory $1 to the owner $0, `USER:GROUP`, unless it is that user's."""
+_SHARED_MOUNT: Final = {"name": "shared", "mountPath": SHARED_DIRECTORY}
 _FETCH: Final = "fetch"
 _FETCHING: Final = {"cpu": "500m", "memory": "1Gi"}
 _FETCHING_LARGE: Final = {"cpu": "2", "memory": "4Gi"}
@@ -59,18 +64,26 @@ _CONFINED: Final[Json] = {
 
 def pod_template(service: ModelService, pool: Pool, revision: str, installation: Installation) -> Json:
     """A PodTemplateSpec."""
-    volume = model_volume(service.spec.model, installation)
+    volume, defaults = model_volume(service.spec.model, installation), installation.worker_defaults
     plain = _template(service, pool, revision, installation, volume, ())
-    devices = network_devices(pool, merged(plain, pool.template))
+    devices = network_devices(pool, merged(defaults.over(plain, CONTAINER), pool.template))
     generated = _template(service, pool, revision, installation, volume, devices) if devices else plain
-    patched = _limited(_confined(merged(generated, pool.template)))
+    confined: Json = merged(_CONFINED, defaults.security_context)
+    patched = _limited(_confined(merged(defaults.over(generated, CONTAINER), pool.template), confined))
     named = frozenset(each.get("name", "") for each in (pool.template.get("spec") or {}).get("volumes") or ())
     patched, disk = with_tier(patched, service.spec.tiers, CONTAINER, named)
     patched = with_requests(patched, CONTAINER, default_requests(service, pool, disk))
-    if volume.on_node:
+    user = _user(patched["spec"])
+    unlimited = pool.network is not None and pool.network.locked_memory == "unlimited"
+    if devices or unlimited:
+        patched = with_locked_memory(patched, CONTAINER, user, unlimited=unlimited)
+    owned = {"cache": CACHE} if volume.on_node else {}
+    if shares_memory(pool, installation):
+        owned["shared"] = SHARED_DIRECTORY
+    if owned:
         spec = patched["spec"]
-        owning = _owning(pool, installation, _user(spec))
-        patched = {**patched, "spec": {**spec, "initContainers": [owning, *spec.get("initContainers", ())]}}
+        owning = [_owning(pool, installation, user, each, path) for each, path in owned.items()]
+        patched = {**patched, "spec": {**spec, "initContainers": [*owning, *spec.get("initContainers", ())]}}
     return _with_labels(patched, generated)
 
 
@@ -97,7 +110,7 @@ def _template(
         },
         "initContainers": _fetching(service, pool, installation, volume),
         "containers": [container],
-        "volumes": _volumes(installation, volume),
+        "volumes": [*_volumes(installation, volume), *_shared(service, pool, installation)],
         "resourceClaims": resource_claims(pool),
         "affinity": affinity(service, pool),
         "topologySpreadConstraints": spread(service, pool),
@@ -131,14 +144,15 @@ def _container(
     volume: ModelVolume,
     devices: tuple[str, ...],
 ) -> Json:
-    ways = transports(pool, devices)
+    shared = shares_memory(pool, installation)
+    ways = (*(("shm",) if shared else ()), *transports(pool, devices))
     container: Json = {
         "name": CONTAINER,
         "image": pool.image,
         "imagePullPolicy": installation.image_pull_policy,
         "command": ["python", "-m", worker_module(pool)],
         "args": worker_flags(service, pool, revision, installation, ways),
-        "env": [*_identity(), *volume.environment, *_redis(installation, service), *_telemetry(installation)],
+        "env": [*_identity(shared), *volume.environment, *_redis(installation, service), *_telemetry(installation)],
         "envFrom": _settings(service, pool, revision),
         "ports": [
             {"name": "link", "containerPort": LINK_PORT},
@@ -151,18 +165,18 @@ def _container(
         "startupProbe": _probe("/alive", period_s=10, failures=_START_S // 10),
         "livenessProbe": _probe("/alive", period_s=10, failures=6),
         "readinessProbe": _probe("/ready", period_s=2, failures=2),
-        "securityContext": {"capabilities": {"add": ["IPC_LOCK"]}} if devices else {},
-        "volumeMounts": _mounts(installation, volume),
+        "volumeMounts": [*_mounts(installation, volume), *([_SHARED_MOUNT] if shared else [])],
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
     return {key: value for key, value in container.items() if value not in (None, [], {})}
 
 
-def _confined(template: Json) -> Json:
-    """The template whose containers, those that a pool adds, too, have what `_CONFINED` says unless they say more."""
+def _confined(template: Json, confined: Json) -> Json:
+    """The template whose containers, those that a pool adds, too, have the security context `confined` unless they
+    say more."""
     spec = template["spec"]
     lists = {
-        key: [{**each, "securityContext": merged(_CONFINED, each.get("securityContext") or {})} for each in spec[key]]
+        key: [{**each, "securityContext": merged(confined, each.get("securityContext") or {})} for each in spec[key]]
         for key in ("initContainers", "containers")
         if key in spec
     }
@@ -178,15 +192,15 @@ def _user(spec: Json) -> int:
     return USER
 
 
-def _owning(pool: Pool, installation: Installation, user: int) -> Json:
-    """Gives the node's cache to the workers' user: the kubelet makes such a directory for root, and `fsGroup` leaves
-    it alone. As root, since only root may; with no other right than that. What is theirs already stays untouched: on
+def _owning(pool: Pool, installation: Installation, user: int, volume: str, path: str) -> Json:
+    """Gives a directory of the node to the workers' user: the kubelet makes it for root, and `fsGroup` leaves it
+    alone. As root, since only root may; with no other right than that. What is theirs already stays untouched: on
     NFS that squashes root nobody else could give it."""
     container: Json = {
-        "name": "cache-owner",
+        "name": f"{volume}-owner",
         "image": pool.image,
         "imagePullPolicy": installation.image_pull_policy,
-        "command": ["sh", "-c", _OWN, f"{user}:{user}", CACHE],
+        "command": ["sh", "-c", _OWN, f"{user}:{user}", path],
         "securityContext": {
             "runAsUser": 0,
             "runAsGroup": 0,
@@ -196,7 +210,7 @@ def _owning(pool: Pool, installation: Installation, user: int) -> Json:
             "capabilities": {"drop": ["ALL"], "add": ["CHOWN"]},
         },
         "resources": {part: {"cpu": "100m", "memory": "64Mi"} for part in ("requests", "limits")},
-        "volumeMounts": [{"name": "cache", "mountPath": CACHE}],
+        "volumeMounts": [{"name": volume, "mountPath": path}],
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
     return {key: value for key, value in container.items() if value is not None}
@@ -244,20 +258,32 @@ def _probe(path: str, *, period_s: int, failures: int) -> Json:
     }
 
 
-def _identity() -> list[Json]:
-    """Environment variables that identify the pod. They precede the settings, whose values may refer to them."""
+def _shared(service: ModelService, pool: Pool, installation: Installation) -> list[Json]:
+    """The directory of the node that workers of this service share. Those of another service have another one: who
+    reaches a socket may ask for blocks."""
+    if not shares_memory(pool, installation):
+        return []
+    path = f"{installation.shared_host_path}/{service.metadata.namespace}/{service.metadata.name}"
+    return [{"name": _SHARED_MOUNT["name"], "hostPath": {"path": path, "type": "DirectoryOrCreate"}}]
+
+
+def _identity(shared: bool) -> list[Json]:
+    """Environment variables that identify the pod, with `shared` its node, too. They precede the settings, whose
+    values may refer to them."""
+    node = {"name": "NODE_NAME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}
     return [
+        *([node] if shared else []),
         {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
         {"name": "TANDEM_WORKER_ID", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
     ]
 
 
 def _redis(installation: Installation, service: ModelService) -> list[Json]:
-    if installation.redis_secret is None or service.spec.redis is not None:
+    found = redis_secret(service, installation)
+    if found is None:
         return []
-    secret, _, key = installation.redis_secret.partition("/")
-    source = {"secretKeyRef": {"name": secret, "key": key or "url"}}
-    return [{"name": "TANDEM_INDEX__REDIS_URL", "valueFrom": source}]
+    name, key = found
+    return [{"name": "TANDEM_INDEX__REDIS_URL", "valueFrom": {"secretKeyRef": {"name": name, "key": key}}}]
 
 
 def _telemetry(installation: Installation) -> list[Json]:

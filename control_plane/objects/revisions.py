@@ -5,7 +5,7 @@ newer control plane would render. Applying its specification again brings a revi
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -39,12 +39,14 @@ class PoolRecord:
 
 @dataclass(frozen=True)
 class RevisionRecord:
-    """One revision of a service; `number` gives the order in which revisions came."""
+    """One revision of a service; `number` gives the order in which revisions came, `defaults` are those parts of its
+    pods that the installation gave to every service."""
 
     name: str
     number: int
     pools: Mapping[str, PoolRecord]
     spec: Json
+    defaults: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def model_name(self) -> str:
@@ -66,7 +68,7 @@ def rendered(service: ModelService, revision: str, number: int, installation: In
         for pool in service.spec.pools
     }
     spec: Json = msgspec.json.decode(msgspec.json.encode(service.spec))
-    return RevisionRecord(revision, number, pools, spec)
+    return RevisionRecord(revision, number, pools, spec, installation.worker_defaults.plain)
 
 
 def controller_revision(record: RevisionRecord, owner: Json) -> Json:
@@ -85,6 +87,7 @@ def controller_revision(record: RevisionRecord, owner: Json) -> Json:
         "data": {
             "spec": record.spec,
             "pools": {name: _pool(pool) for name, pool in record.pools.items()},
+            **({"defaults": dict(record.defaults)} if record.defaults else {}),
         },
     }
 
@@ -93,7 +96,8 @@ def read_revision(obj: Json) -> RevisionRecord:
     """A record from its object."""
     data: dict[str, Any] = obj.get("data") or {}
     pools = {name: _read_pool(name, each) for name, each in data.get("pools", {}).items()}
-    return RevisionRecord(labels_of(obj)[REVISION], int(obj.get("revision", 0)), pools, data.get("spec", {}))
+    name, number = labels_of(obj)[REVISION], int(obj.get("revision", 0))
+    return RevisionRecord(name, number, pools, data.get("spec", {}), data.get("defaults", {}))
 
 
 def _pool(pool: PoolRecord) -> Json:

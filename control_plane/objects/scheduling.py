@@ -119,6 +119,13 @@ def transports(pool: Pool, devices: Collection[str]) -> tuple[str, ...]:
     return ("nixl", "tcp") if devices else ("tcp",)
 
 
+def shares_memory(pool: Pool, installation: Installation) -> bool:
+    """Whether the pool's workers hand KV over by shared memory on one node: where the installation has a directory
+    for that, and the pool does not say how its KV travels."""
+    said = pool.network is not None and pool.network.transports
+    return installation.shared_host_path is not None and not said
+
+
 def unnamed_devices(pool: Pool, template: Mapping[str, Any]) -> str | None:
     """One sentence where the pods of a pool get what looks like a network device, and KV goes over TCP all the same,
     since nothing says what the device is for; None where there is nothing to say."""

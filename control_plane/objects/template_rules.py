@@ -59,7 +59,16 @@ def template_problems(service: ModelService, installation: Installation) -> Iter
     credentials = service.spec.model.credentials_secret
     if credentials in _own_secrets(installation):
         yield f"spec.model.credentialsSecret: {credentials} is Tandem's own; name one with the model's credentials"
+    redis = service.spec.redis_secret_ref
+    if redis is not None and redis.name in _own_secrets(installation):
+        yield f"spec.redisSecretRef.name: {redis.name} is Tandem's own; leave it out, or name one with a Redis URL"
     for index, pool in enumerate(service.spec.pools):
+        unlimited = pool.network is not None and pool.network.locked_memory == "unlimited"
+        if unlimited and not installation.template_locked_memory:
+            yield (
+                f"spec.pools[{index}].network.lockedMemory: unlimited is not allowed, since its containers begin as "
+                "root; take it out, or have workers.template.lockedMemory set in the chart's values"
+            )
         yield from _Rules(service, pool, installation).problems(f"spec.pools[{index}].template")
 
 

@@ -13,8 +13,10 @@ from control_plane.objects.installation import (
     KV_PORT,
     LINK_PORT,
     NIXL_PORT,
+    SHARED_DIRECTORY,
     TLS_DIRECTORY,
     Installation,
+    redis_secret,
 )
 from control_plane.objects.model_volume import model_volume
 from control_plane.objects.names import service_labels, workers_name
@@ -22,6 +24,7 @@ from tandem.kube.kinds import CONFIG_MAP, Json
 from tandem.process.settings import PREFIX
 from tandem.spec.pool import Pool
 from tandem.spec.service import ModelService
+from tandem.spec.tenants import ROUTER_NAME, tenant_name
 from tandem.spec.worker_settings import as_flags, index_environment, worker_settings
 
 _IP: Final = "$(POD_IP)"
@@ -66,8 +69,10 @@ def worker_flags(
             "link.tls.certificate": f"{TLS_DIRECTORY}/tls.crt" if tls else None,
             "link.tls.private_key": f"{TLS_DIRECTORY}/tls.key" if tls else None,
             "link.tls.authority": f"{TLS_DIRECTORY}/ca.crt" if tls else None,
-            "link.tls.server_name": installation.tls_name if tls else None,
+            **(_names(service, installation) if tls else {}),
             "kv.transports": ",".join(transports),
+            "kv.shm_directory": SHARED_DIRECTORY if "shm" in transports else None,
+            "kv.node": "$(NODE_NAME)" if "shm" in transports else None,
             "kv.host": _IP,
             "kv.port": KV_PORT,
             "kv.nixl_port": NIXL_PORT if "nixl" in transports else None,
@@ -82,12 +87,21 @@ def worker_flags(
     )
 
 
+def _names(service: ModelService, installation: Installation) -> dict[str, object]:
+    """Names in certificates: by which workers know each other, and which are let in. Of tenants those are routers and
+    workers of the same namespace."""
+    if not installation.tenants:
+        return {"link.tls.server_name": installation.tls_name}
+    name = tenant_name(installation.tls_name, service.metadata.namespace or "")
+    return {"link.tls.server_name": name, "link.tls.client_names": f"{ROUTER_NAME},{name}"}
+
+
 def _variable(key: str) -> str:
     return PREFIX + key.upper().replace(".", "__")
 
 
 def _index(service: ModelService, installation: Installation) -> dict[str, str]:
     name = f"{service.metadata.namespace}.{service.metadata.name}"
-    if service.spec.redis is None and installation.redis_secret is not None:
+    if redis_secret(service, installation) is not None:
         return {"TANDEM_INDEX__SERVICE": name}
     return index_environment(service, name)

@@ -92,6 +92,11 @@ class Pod:
     """Prompt tokens that wait for it or are being computed."""
     kv_used: float = 0.0
     """Share of its KV memory."""
+    kv_path: str | None = None
+    """By what others fetch its KV, as it tells routers, such as `nixl/ucx-rdma`; empty for one that only fetches,
+    None until they know."""
+    kv_problem: str = ""
+    """Why it cannot use RDMA, or uses something slower for it; empty where it says nothing."""
 
 
 @dataclass(frozen=True)

@@ -22,11 +22,13 @@ _BEFORE_S: Final = 60.0
 
 @dataclass(frozen=True)
 class PodLoad:
-    """Load of one worker as routers know it; see `Pod`."""
+    """One worker as routers know it; see `Pod`."""
 
     running: int = 0
     queued_tokens: int = 0
     kv_used: float = 0.0
+    kv_path: str | None = None
+    kv_problem: str = ""
 
 
 _IDLE: Final = PodLoad()
@@ -80,6 +82,8 @@ def pod_of(obj: Json, pool: str, revision: str, load: PodLoad = _IDLE) -> Pod:
         running=load.running,
         queued_tokens=load.queued_tokens,
         kv_used=load.kv_used,
+        kv_path=load.kv_path,
+        kv_problem=load.kv_problem,
     )
 
 

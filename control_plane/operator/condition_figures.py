@@ -13,6 +13,7 @@ from tandem.kube.kinds import Json
 SERVICES_MAX: Final = 5_000
 """Services whose figures are told, by their names; what Prometheus takes from one process has to have a bound."""
 _ROLLED_BACK: Final = ("RollingBack", "RolledBack", "RolloutFailed")
+_NOTICES: Final = ("KvOverTcp", "NetworkNotNamed")
 _OF_POOLS: Final = ("DoesNotFit", "InsufficientCapacity", "WorkersFailing")
 
 Figures = dict[tuple[str, ...], float]
@@ -40,6 +41,7 @@ def _of_service(obj: Json) -> Iterator[tuple[str, float]]:
     if (available := conditions.get("Available")) is not None:
         # A service that sleeps is there for the first request.
         yield "Available", float(available.get("status") == "True" or available.get("reason") == "ScaledToZero")
+    yield from ((each, 1.0) for each in _NOTICES if conditions.get(each, {}).get("status") == "True")
     if stalled.get("status") == "True":
         yield "Stalled", 1.0
         if stalled.get("reason") in _ROLLED_BACK:

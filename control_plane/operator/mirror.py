@@ -24,6 +24,7 @@ from tandem.kube.reflector import Reflector, ReflectorSettings
 from tandem.kube.store import Key, Store, key_of
 from tandem.process.logs import event
 from tandem.spec.model_names import Claim, claim_of, holders
+from tandem.spec.tenants import EVERYBODY, Tenants
 
 _log = logging.getLogger(__name__)
 
@@ -41,10 +42,11 @@ _STALE_S: Final = 300.0
 @dataclass(frozen=True)
 class Watched:
     """The namespaces to watch, all of them when empty, and the namespace of the routers; None where routers are not
-    watched."""
+    watched. Services whose names `tenants` refuses hold no name."""
 
     namespaces: tuple[str, ...] = ()
     routers_in: str | None = None
+    tenants: Tenants = EVERYBODY
 
 
 class Mirror:
@@ -67,6 +69,7 @@ class Mirror:
         self._namespaces: Sequence[str | None] = watched.namespaces or (None,)
         self._reflectors: dict[tuple[Kind, str | None], Reflector] = {}
         self._running: dict[Reflector, asyncio.Task[None]] = {}
+        self._tenants = watched.tenants
         self._claims: dict[str, dict[Key, Claim]] = {}
         """By the name of a model, the services that want it."""
         self._changed_services: set[Key] = set()
@@ -106,9 +109,10 @@ class Mirror:
         return taken
 
     def name_holder(self, obj: Json) -> str:
-        """The service, as `namespace/name`, that has the model's name of this one."""
+        """The service, as `namespace/name`, that has the model's name of this one; empty where none may have it."""
         model = claim_of(obj).model
-        return holders(self._claims[model].values())[model].service
+        found = holders(self._claims.get(model, {}).values())
+        return found[model].service if model in found else ""
 
     def routers(self) -> list[Json]:
         """Pods of routers."""
@@ -222,7 +226,7 @@ class Mirror:
     def _own_change(self, key: Key, old: Json | None, new: Json | None) -> None:
         self._changed_services.add(key)
         self._on_change(key)
-        before, after = (None if obj is None else claim_of(obj) for obj in (old, new))
+        before, after = (None if obj is None else self._claim(obj) for obj in (old, new))
         if before == after:
             return
         if before is not None:
@@ -236,6 +240,9 @@ class Mirror:
             for other in self._claims.get(model, {}):
                 if other != key:
                     self._on_change(other)
+
+    def _claim(self, obj: Json) -> Claim | None:
+        return None if self._tenants.refused(obj) is not None else claim_of(obj)
 
     def _child_change(self, key: Key, old: Json | None, new: Json | None) -> None:
         named = {labels_of(obj).get(SERVICE) for obj in (old, new) if obj is not None}

@@ -7,6 +7,7 @@ from typing import Final
 
 from tandem.core.errors import TandemError
 from tandem.link.address import join_host, split_host
+from tandem.process.listening import bound
 
 _HEAD_MAX: Final = 8 << 10
 _CLIENT_S: Final = 5.0
@@ -36,7 +37,7 @@ class ProbeServer:
         try:
             if port is None:
                 raise OSError("expected host:port")
-            self._server = await asyncio.start_server(self._serve, host, port, limit=_HEAD_MAX)
+            self._server = await asyncio.start_server(self._serve, sock=bound(host, port), limit=_HEAD_MAX)
         except OSError as error:
             problem = f"bind = {self._bind!r}: cannot listen there: {error}"
             raise TandemError("bad_setting", problem, param="bind") from error

@@ -1,6 +1,7 @@
 """Routers for the operator: where they are, and what they reported, in the form that decisions read."""
 
 from collections.abc import Callable, Iterable
+from typing import Final
 from urllib.parse import urlsplit
 
 from control_plane.observe.pods import PodLoad
@@ -9,6 +10,9 @@ from control_plane.reports.http_get import Endpoint
 from control_plane.reports.poller import Poller
 from control_plane.rollout import Health
 from tandem.kube.kinds import Json
+
+_NIXL: Final = "nixl: "
+"""How workers begin what they say of this transport."""
 
 Key = tuple[str, str]
 
@@ -78,6 +82,12 @@ def _by_service(books: ReportAggregate) -> dict[str, dict[str, PodLoad]]:
     for name, worker in books.workers().items():
         load = worker.load
         if load is not None:
-            told = PodLoad(load.running + load.waiting, load.queued_prompt_tokens, load.kv_used)
+            told = PodLoad(
+                load.running + load.waiting,
+                load.queued_prompt_tokens,
+                load.kv_used,
+                worker.kv_path,
+                "; ".join(each for each in worker.problems if each.startswith(_NIXL)),
+            )
             found.setdefault(worker.service, {})[name] = told
     return found

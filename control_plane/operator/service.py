@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
+from control_plane.objects.installation import tenants_of
 from control_plane.operator.applier import Applier
 from control_plane.operator.condition_figures import condition_figures
 from control_plane.operator.controller import Controller, ControllerDeps
@@ -204,7 +205,8 @@ class _Parts:
         self.identity = settings.identity or f"{socket.gethostname()}-{entropy.token(4).hex()}"
         self.election = Election(cluster, LeaseSettings(settings.lease, own), self.identity, clock, entropy)
         routers_in = None if settings.router_url else own
-        self.mirror = Mirror(cluster, Watched(settings.namespace, routers_in), clock, entropy, queue.add)
+        watched = Watched(settings.namespace, routers_in, tenants_of(settings.installation))
+        self.mirror = Mirror(cluster, watched, clock, entropy, queue.add)
         poller = Poller(
             self._routers(settings),
             clock,

@@ -4,9 +4,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from control_plane.objects.installation import Installation
+from control_plane.objects.installation import Installation, tenants_of
 from tandem.core.errors import TandemError
 from tandem.process.tls_settings import TlsSettings
+from tandem.spec.cluster_rules import has_credentials
 
 
 @dataclass(frozen=True)
@@ -38,9 +39,9 @@ class OperatorSettings:
     lease: str = "tandem-operator"
     identity: str = ""
     """Another one for each replica; by default drawn."""
-    bind: str = "0.0.0.0:8080"
+    bind: str = "[::]:8080"
     """`host:port` of /healthz, /readyz and /metrics; port 0 lets the system choose."""
-    scaler_bind: str = "0.0.0.0:9090"
+    scaler_bind: str = "[::]:9090"
     """`host:port` of the scaler that KEDA asks."""
     scaler_tls: TlsSettings = field(default_factory=TlsSettings)
     workers: int = 4
@@ -58,5 +59,9 @@ class OperatorSettings:
             if parts.scheme not in ("http", "https") or not parts.hostname:
                 problem = f"router_url = {url!r}: expected http://host:port"
                 raise TandemError("bad_setting", problem, param="router_url")
+        if has_credentials(self.installation.redis_url or ""):
+            problem = "redis_url has a user or a password: put the URL into a Secret and name that in redis_secret"
+            raise TandemError("bad_setting", problem, param="installation.redis_url")
+        tenants_of(self.installation)
         if self.workers < 1:
             raise TandemError("bad_setting", f"workers = {self.workers}: at least 1", param="workers")

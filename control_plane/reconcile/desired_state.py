@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import msgspec
 
-from control_plane.objects.installation import Installation
+from control_plane.objects.installation import Installation, tenants_of
 from control_plane.objects.revisions import PoolRecord, RevisionRecord, rendered
 from control_plane.objects.scheduling import nodes_of
 from control_plane.objects.workload import record_of
@@ -14,11 +14,14 @@ from control_plane.observe.observed import Gate, ModelFacts, Observed
 from control_plane.reconcile.align import Alignment
 from control_plane.reconcile.capacity_check import pools_over_capacity
 from control_plane.reconcile.causes import HELD_UP, gate_verdict, told, worker_causes
+from control_plane.reconcile.lacking_room import no_room
+from control_plane.reconcile.turns import rests_part_way
 from control_plane.rollout import (
     COMPARISON_WAITS,
     Failure,
     GateResult,
     Health,
+    InPlace,
     PoolTarget,
     Progress,
     RevisionObserved,
@@ -36,6 +39,7 @@ from tandem.spec.vllm import kinds_served
 
 INVALID: Final = "InvalidSpec"
 NAME_CONFLICT: Final = "NameConflict"
+NAME_NOT_ALLOWED: Final = "NameNotAllowed"
 _UNKNOWN: Final[GateResult] = "unknown"
 
 
@@ -65,11 +69,12 @@ class DesiredState:
 def desired_state_of(observed: Observed, installation: Installation) -> DesiredState:
     """The state that the service is to reach."""
     status = read_status(observed.object)
-    blocked = _blocked(observed, status)
+    blocked = _blocked(observed, status, installation)
     service = observed.wish.service
     records = {**_without_record(observed), **observed.records}
-    if blocked is None and service is not None and observed.turns and status.current_revision in records:
-        return DesiredState(service, records[status.current_revision], records, None, status, awaits_turn=True)
+    kept = status.update_revision if rests_part_way(status) else status.current_revision
+    if blocked is None and service is not None and observed.turns and kept in records:
+        return DesiredState(service, records[kept], records, None, status, awaits_turn=True)
     if blocked is None and service is not None:
         revision = observed.wish.revision
         number = max((record.number for record in observed.records.values()), default=0) + 1
@@ -88,12 +93,14 @@ def read_status(obj: Json) -> ModelServiceStatus:
         return ModelServiceStatus()
 
 
-def _blocked(observed: Observed, status: ModelServiceStatus) -> Blocked | None:
+def _blocked(observed: Observed, status: ModelServiceStatus, installation: Installation) -> Blocked | None:
     wish = observed.wish
     if wish.problem is not None:
         return Blocked(INVALID, wish.problem, {})
     if wish.service is None:
         return Blocked(INVALID, "the specification cannot be read", {})
+    if (refused := tenants_of(installation).refused(observed.object)) is not None:
+        return Blocked(NAME_NOT_ALLOWED, f"It is not served: {refused}.", {})
     if observed.name_holder not in ("", f"{observed.namespace}/{observed.name}"):
         taken = f"{observed.name_holder} serves a model called {wish.service.model_name!r} already"
         return Blocked(NAME_CONFLICT, f"{taken}: delete one of them, or make one with another model.name.", {})
@@ -163,7 +170,9 @@ def _wanted(observed: Observed, goal: DesiredState, name: str) -> int:
     return min(max(wanted, own.autoscaling.min_replicas), own.autoscaling.max_replicas)
 
 
-def rollout_spec(goal: DesiredState, target: RevisionRecord, goals: tuple[PoolTarget, ...]) -> RolloutSpec:
+def rollout_spec(
+    goal: DesiredState, target: RevisionRecord, goals: tuple[PoolTarget, ...], installation: Installation
+) -> RolloutSpec:
     """The rollout that the user's specification asks for: how one revision replaces another."""
     if goal.service is None:
         return RolloutSpec(target.name, goals)
@@ -177,6 +186,8 @@ def rollout_spec(goal: DesiredState, target: RevisionRecord, goals: tuple[PoolTa
         progress_deadline_s=float(spec.rollout.progress_deadline_seconds),
         gated=spec.rollout.gate is not None,
         error_budget=spec.slo.error_rate,
+        in_place=spec.rollout.in_place == "WhenNoRoom",
+        in_place_after_s=installation.in_place_after_s,
     )
 
 
@@ -188,7 +199,8 @@ def rollout_state(status: ModelServiceStatus) -> RolloutState:
         failure = Failure(kept.failed_revision, kept.failure_kind, kept.failure_message)
     progress = Progress(kept.aim, kept.wanted, kept.left, kept.since) if kept.aim else None
     weights = {each.name: each.weight for each in status.revisions if each.weight}
-    return RolloutState(status.current_revision or None, weights, failure, progress)
+    in_place = InPlace(kept.in_place_revision, kept.in_place_pools) if kept.in_place_pools else None
+    return RolloutState(status.current_revision or None, weights, failure, progress, in_place)
 
 
 def revisions_seen(
@@ -206,7 +218,10 @@ def _seen(observed: Observed, goal: DesiredState, aligned: Alignment, name: str,
     health = observed.health.get(name, Health())
     before = causes_before(goal)
     held_up = told(worker_causes(observed, before, now, revision=name), before)
-    return RevisionObserved(plain.pools, result, health, held_up, trouble)
+    current, target = goal.status.current_revision, goal.target.name if goal.target is not None else ""
+    other = current if name == target else target
+    lacking = no_room(observed, goal.records, name, other) if name in (current, target) and current != target else {}
+    return RevisionObserved(plain.pools, result, health, held_up, trouble, lacking)
 
 
 def gate_of(observed: Observed, goal: DesiredState, revision: str) -> Gate | None:

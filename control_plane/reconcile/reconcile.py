@@ -40,6 +40,7 @@ from control_plane.reconcile.desired_state import (
     rollout_state,
 )
 from control_plane.reconcile.history import expired_records
+from control_plane.reconcile.kv_paths import awaits_paths
 from control_plane.reconcile.plan import Deletion, Plan, PlannedEvent
 from control_plane.reconcile.service_status import GOING_BACK, NOTICES, ServiceState, routable
 from control_plane.reconcile.splitting import CONDITION
@@ -64,7 +65,7 @@ def reconcile(observed: Observed, now: float, installation: Installation) -> Pla
     if goal.target is not None and _owned(observed, goal):
         aligned = alignment(observed, goal, goal.target)
         seen = revisions_seen(observed, goal, aligned, now)
-        spec = rollout_spec(goal, goal.target, aligned.goals)
+        spec = rollout_spec(goal, goal.target, aligned.goals, installation)
         rollout = step(rollout_state(goal.status), spec, seen, now)
         counts = counts_of(observed, goal, aligned, rollout)
     retired = rollout.retired if rollout is not None else ()
@@ -87,7 +88,7 @@ def reconcile(observed: Observed, now: float, installation: Installation) -> Pla
         ),
         statuses=statuses,
         notes=(*notes, *_undone(observed, goal)),
-        requeue_after_s=_requeue(observed, rollout, now),
+        requeue_after_s=_requeue(observed, goal, rollout, installation, now),
     )
 
 
@@ -282,11 +283,14 @@ def _ordered(status: ModelServiceStatus | EnginePoolStatus) -> Json:
     return found
 
 
-def _requeue(observed: Observed, rollout: RolloutPlan | None, now: float) -> float | None:
+def _requeue(
+    observed: Observed, goal: DesiredState, rollout: RolloutPlan | None, installation: Installation, now: float
+) -> float | None:
+    unheard = installation.in_cluster and awaits_paths(observed, goal)
     waits: Iterable[float | None] = (
         rollout.requeue_after_s if rollout is not None else None,
         next_due_s((*observed.pods, *observed.followers), now),
         _LOOK_AT_GATE_S if any(gate.result == "unknown" for gate in observed.gates.values()) else None,
-        _LOOK_AT_LOAD_S if any(pod.running or pod.queued_tokens for pod in observed.pods) else None,
+        _LOOK_AT_LOAD_S if unheard or any(pod.running or pod.queued_tokens for pod in observed.pods) else None,
     )
     return min((wait for wait in waits if wait is not None), default=None)

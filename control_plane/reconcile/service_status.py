@@ -1,8 +1,8 @@
 """The status of a ModelService."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import Final
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Final
 
 from control_plane.objects.installation import Installation
 from control_plane.objects.scheduling import unnamed_devices
@@ -11,6 +11,7 @@ from control_plane.observe.pods import seconds
 from control_plane.reconcile.causes import HELD_UP, Cause, cut, told, worker_causes
 from control_plane.reconcile.conditions import ConditionUpdate, condition_update, conditions
 from control_plane.reconcile.desired_state import DesiredState, causes_before, rollout_state
+from control_plane.reconcile.kv_paths import kv_over_tcp
 from control_plane.rollout import RolloutPlan, RolloutState, Verdict
 from tandem.kube.kinds import MODEL_SERVICE, Json
 from tandem.spec.service import ModelService, RouterSpec
@@ -24,7 +25,9 @@ FIELDS_IGNORED: Final = "FieldsIgnored"
 AWAITS_TURN: Final = "AwaitsTurn"
 NEXT_REVISION: Final = "AwaitsNextRevision"
 UNNAMED_DEVICE: Final = "NetworkNotNamed"
-NOTICES: Final = (FIELDS_IGNORED, NEXT_REVISION, UNNAMED_DEVICE)
+KV_OVER_TCP: Final = "KvOverTcp"
+NO_SURGE: Final = "SurgeWithoutRoom"
+NOTICES: Final = (FIELDS_IGNORED, NEXT_REVISION, UNNAMED_DEVICE, KV_OVER_TCP, NO_SURGE)
 """Conditions that only say something, and are there only while there is something to say."""
 _OF_ONE_MACHINE: Final = {"router": RouterSpec(), "store": None}
 """Parts of a specification that are for a platform on one machine, with their defaults."""
@@ -61,9 +64,10 @@ def service_state(observed: Observed, goal: DesiredState, plan: RolloutPlan | No
         said = f"{goal.blocked.sentence}{kept}"
         return ServiceState(Verdict(goal.blocked.reason, said, stalled=True), available, asleep, causes)
     verdict = _STARTING if plan is None else plan.verdict
-    if goal.awaits_turn and verdict.done:
+    if goal.awaits_turn and (verdict.done or not verdict.stalled):
         what = f"Revision {observed.wish.revision} takes over new defaults of the installation when its turn comes"
-        verdict = replace(verdict, reason=AWAITS_TURN, message=f"{verdict.message} {what}.")
+        reason = AWAITS_TURN if verdict.done else verdict.reason
+        verdict = replace(verdict, reason=reason, message=f"{verdict.message} {what}.")
     return ServiceState(verdict, available, asleep, causes)
 
 
@@ -103,7 +107,7 @@ def service_status(
         rollout=_kept(state),
         conditions=conditions(
             goal.status.conditions,
-            (*_sayings(stands, ready), *_notices(observed, goal, installation)),
+            (*_sayings(stands, ready), *_surges(plan), *_notices(observed, goal, installation)),
             generation,
             now,
         ),
@@ -172,6 +176,12 @@ def _sayings(stands: ServiceState, ready: ConditionUpdate) -> Iterator[Condition
         yield condition_update("Available", False, "NoRoutableRevision", "No revision has a worker in every pool.")
 
 
+def _surges(plan: RolloutPlan | None) -> Iterator[ConditionUpdate]:
+    """The condition for new workers that find no room beside the old ones; none where all do."""
+    if plan is not None and plan.surges:
+        yield condition_update(NO_SURGE, True, plan.surges[0].reason, " ".join(each.sentence for each in plan.surges))
+
+
 def _notices(observed: Observed, goal: DesiredState, installation: Installation) -> Iterator[ConditionUpdate]:
     """Conditions for what the specification says in vain, or for later; none where it says nothing of the kind."""
     service = observed.wish.service
@@ -190,6 +200,8 @@ def _notices(observed: Observed, goal: DesiredState, installation: Installation)
     ]
     if unnamed:
         yield condition_update(UNNAMED_DEVICE, True, UNNAMED_DEVICE, " ".join(unnamed))
+    if slow := tuple(kv_over_tcp(observed, goal)):
+        yield condition_update(KV_OVER_TCP, True, KV_OVER_TCP, " ".join(slow))
     found = [name for name, said in _OF_ONE_MACHINE.items() if getattr(service.spec, name) != said]
     if found:
         names = " and ".join(f"spec.{name}" for name in found)
@@ -228,20 +240,13 @@ def _pools(observed: Observed, goal: DesiredState) -> Iterator[PoolStatus]:
 
 
 def _kept(state: RolloutState) -> RolloutStatus | None:
-    failure, progress = state.failure, state.progress
-    if failure is None and progress is None:
-        return None
-    kept = RolloutStatus()
+    failure, progress, in_place = state.failure, state.progress, state.in_place
+    kept: dict[str, Any] = {}
     if failure is not None:
-        kept = RolloutStatus(failure.revision, failure.kind, cut(failure.sentence, WORD_MAX))
-    if progress is None:
-        return kept
-    return RolloutStatus(
-        kept.failed_revision,
-        kept.failure_kind,
-        kept.failure_message,
-        progress.aim,
-        progress.wanted,
-        progress.left,
-        progress.since,
-    )
+        kept |= {"failed_revision": failure.revision, "failure_kind": failure.kind}
+        kept["failure_message"] = cut(failure.sentence, WORD_MAX)
+    if progress is not None:
+        kept |= asdict(progress)
+    if in_place is not None:
+        kept |= {"in_place_revision": in_place.revision, "in_place_pools": in_place.pools}
+    return RolloutStatus(**kept) if kept else None

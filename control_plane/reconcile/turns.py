@@ -87,19 +87,29 @@ def state_of(
 ) -> State:
     """How the service stands to new defaults. `own` is the specification without defaults, `revision` that of the
     specification with them; `records` are of the service's revisions."""
-    current = records.get(status.current_revision)
-    if own is None or current is None or current.name == revision:
-        return ""
     failed = status.rollout.failed_revision if status.rollout is not None else ""
-    if failed == revision or not _by_defaults(own, current):
+    reconciling = any(each.type == "Reconciling" and each.status == "True" for each in status.conditions)
+    rests = rests_part_way(status)
+    base = records.get(status.update_revision if rests else status.current_revision)
+    if own is None or base is None or revision in (base.name, failed):
         return ""
+    if not _by_defaults(own, base):
+        # One that rested part of the way when its turn came.
+        goes_on = reconciling and any(_by_defaults(own, each) for name, each in records.items() if name != revision)
+        return "moves" if goes_on and status.update_revision == revision else ""
     if _blocked(status):
         return "blocked"
     # One that is on its way goes on to newer defaults: waiting for them, it would go back first.
-    if status.update_revision in ("", failed):
+    if rests or status.update_revision in ("", failed):
         return "waits"
-    reconciling = any(each.type == "Reconciling" and each.status == "True" for each in status.conditions)
     return "moves" if reconciling else ""
+
+
+def rests_part_way(status: ModelServiceStatus) -> bool:
+    """Whether a rollout has come as far as its weight, its gate or a pause lets it."""
+    failed = status.rollout.failed_revision if status.rollout is not None else ""
+    reconciling = any(each.type == "Reconciling" and each.status == "True" for each in status.conditions)
+    return status.update_revision not in ("", failed) and not reconciling
 
 
 def awaited_until_s(status: ModelServiceStatus, own: Spec) -> float:
@@ -132,4 +142,5 @@ def _by_defaults(own: Spec, current: RevisionRecord) -> bool:
         for pool in own.pools
     )
     redis = own.redis if own.redis is not None else current.spec.get("redis")
-    return revision_of(msgspec.structs.replace(own, pools=filled, redis=redis)) == current.name
+    filled_in = msgspec.structs.replace(own, pools=filled, redis=redis)
+    return any(revision_of(filled_in, current.defaults, tenant=tenant) == current.name for tenant in (False, True))

@@ -38,6 +38,10 @@ class WorkerReport(msgspec.Struct, frozen=True):
     ready_for_s: float | None = None
     takes_prompts: bool = False
     """Whether the worker computes prompts for others: as its role says, or as routers choose for role `auto`."""
+    kv_path: str = ""
+    """What carries its KV, and over what if that is known, such as `nixl/ucx-rdma`."""
+    problems: tuple[str, ...] = ()
+    """Transports it does without or that are slow, one sentence each."""
 
     @property
     def prefills(self) -> bool:

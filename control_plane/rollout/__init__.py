@@ -5,6 +5,8 @@ from control_plane.rollout.model import (
     Failure,
     GateResult,
     Health,
+    InPlace,
+    NoRoom,
     PoolPods,
     PoolTarget,
     Progress,
@@ -12,6 +14,7 @@ from control_plane.rollout.model import (
     RolloutPlan,
     RolloutSpec,
     RolloutState,
+    SurgeReport,
     Verdict,
 )
 from control_plane.rollout.shares import pool_target
@@ -23,6 +26,8 @@ __all__ = [
     "Failure",
     "GateResult",
     "Health",
+    "InPlace",
+    "NoRoom",
     "PoolPods",
     "PoolTarget",
     "Progress",
@@ -30,6 +35,7 @@ __all__ = [
     "RolloutPlan",
     "RolloutSpec",
     "RolloutState",
+    "SurgeReport",
     "Verdict",
     "pool_target",
     "step",

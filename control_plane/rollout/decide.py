@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Final
 
 from control_plane.rollout.failing import failure
+from control_plane.rollout.in_place import next_due_s, pools_in_place, surge_reports
 from control_plane.rollout.model import (
     Failure,
     Progress,
@@ -32,8 +33,9 @@ SOON_S: Final = 1.0
 def step(state: RolloutState, spec: RolloutSpec, observed: Mapping[str, RevisionObserved], now: float) -> RolloutPlan:
     """The next pods and weights. `observed` has every revision that has a Deployment; `now` is wall-clock seconds."""
     view, failed = _judged(state, spec, observed, now)
-    shares = wanted_shares(view)
     held = view.replacing and not view.rejected and (spec.paused or failed is not None)
+    view = replace(view, state=replace(view.state, in_place=pools_in_place(view, held, now)))
+    shares = wanted_shares(view)
     pods = Split(view, shares, held).work_out()
     weights = traffic(view, pods)
     waiting = _wait_for_routers(view, pods, weights)
@@ -42,10 +44,11 @@ def step(state: RolloutState, spec: RolloutSpec, observed: Mapping[str, Revision
     return RolloutPlan(
         replicas={(pool, name): count for name, by_pool in pods.items() for pool, count in by_pool.items()},
         weights=weights,
-        state=RolloutState(view.stable, weights, failed, progress),
+        state=RolloutState(view.stable, weights, failed, progress, view.state.in_place),
         verdict=verdict(view, failed, progress, now),
         retired=_retired(view),
         requeue_after_s=SOON_S if waiting else _requeue(view, progress, now),
+        surges=surge_reports(view, now),
     )
 
 
@@ -63,8 +66,10 @@ def _judged(
 
 
 def _complete(view: View) -> bool:
-    """Whether the revision serves alone, with what must be available: from here on there is no way back."""
-    if view.stable == view.update or view.asleep or view.spec.weight < 100 or view.update not in view.serving:
+    """Whether the revision serves alone, with what must be available: from here on there is no way back. A weight
+    shares traffic with the revision before; the first one has none."""
+    shared = view.stable is not None and view.spec.weight < 100
+    if view.stable == view.update or view.asleep or shared or view.update not in view.serving:
         return False
     ready = view.ready(view.update)
     enough = all(ready[goal.name] >= max(1, goal.replicas - goal.unavailable) for goal in view.goals)
@@ -94,4 +99,6 @@ def _requeue(view: View, progress: Progress, now: float) -> float | None:
     if progress.left and not view.spec.paused:
         due = progress.since + view.spec.progress_deadline_s - now
         looks += [max(SOON_S, due)] if due > 0 else []
+    room_due = next_due_s(view, now)
+    looks += [] if room_due is None else [max(SOON_S, room_due)]
     return min(looks, default=None)

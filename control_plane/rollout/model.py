@@ -39,6 +39,10 @@ class RolloutSpec:
     gated: bool = False
     error_budget: float = 0.01
     """Share of requests that may fail, and by how much a new revision may be worse than the old one."""
+    in_place: bool = True
+    """Old pods may give way first where no node has room for new ones beside them."""
+    in_place_after_s: float = 60.0
+    """Seconds that a new pod waits for room before an old one gives way."""
 
     def __post_init__(self) -> None:
         assert self.pools, "a service has at least one pool"
@@ -68,6 +72,16 @@ class PoolPods:
 
 
 @dataclass(frozen=True)
+class NoRoom:
+    """Pods of one pool and revision for which no node has what they need, since `since` (wall-clock seconds)."""
+
+    since: float
+    in_vain: str = ""
+    """Why they would find no room either if a pod of the other revision gave way, without a full stop; empty where
+    they would."""
+
+
+@dataclass(frozen=True)
 class RevisionObserved:
     """One revision in the cluster, by pool name; a pool that is absent has no pods."""
 
@@ -79,6 +93,8 @@ class RevisionObserved:
     gate_trouble: str = ""
     """What keeps its comparison with the old revision from being made, without a full stop; empty when nothing is
     known to."""
+    no_room: Mapping[str, NoRoom] = field(default_factory=dict)
+    """Its pools with pods that no node has room for, by name."""
 
     def pods(self, pool: str) -> PoolPods:
         return self.pools.get(pool, PoolPods())
@@ -105,6 +121,15 @@ class Progress:
 
 
 @dataclass(frozen=True)
+class InPlace:
+    """The pools whose old pods give way before new ones of `revision` start. It is forgotten when the spec asks for
+    another revision."""
+
+    revision: str
+    pools: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class RolloutState:
     """State that one step leaves to the next, kept in the service's status. Losing it costs time, never traffic.
 
@@ -115,6 +140,16 @@ class RolloutState:
     weights: Mapping[str, int] = field(default_factory=dict)
     failure: Failure | None = None
     progress: Progress | None = None
+    in_place: InPlace | None = None
+
+
+@dataclass(frozen=True)
+class SurgeReport:
+    """What becomes of a pool whose new pods find no room beside the old ones: a CamelCase reason and a sentence."""
+
+    pool: str
+    reason: str
+    sentence: str
 
 
 @dataclass(frozen=True)
@@ -140,3 +175,5 @@ class RolloutPlan:
     retired: tuple[str, ...]
     """Revisions without pods that are no longer needed: their Deployments can be deleted."""
     requeue_after_s: float | None
+    surges: tuple[SurgeReport, ...] = ()
+    """Of pools whose new pods find no room, those that nothing is done for first."""

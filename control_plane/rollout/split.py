@@ -24,7 +24,9 @@ def wanted_shares(view: View) -> dict[str, Fraction]:
         return {view.replaced: WHOLE}
     weight = Fraction(view.spec.weight, 100)
     if view.gated(view.update) and view.of(view.update).gate != "passed":
-        return {view.replaced: WHOLE, view.update: min(weight, grain(view.goals))}
+        # One pod of each pool, which the old revision makes room for where it must not be exceeded.
+        compared = min(weight, grain(view.goals))
+        return {view.replaced: WHOLE - compared, view.update: compared}
     return {view.replaced: WHOLE - weight, view.update: weight}
 
 

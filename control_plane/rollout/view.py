@@ -1,7 +1,7 @@
 """One rollout as a step sees it: goals made feasible, which revisions can serve, and what each holds."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 
 from control_plane.rollout.model import PoolTarget, RevisionObserved, RolloutSpec, RolloutState
 
@@ -20,7 +20,10 @@ class View:
     serving: tuple[str, ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "goals", feasible(self.spec.pools, self._alive()))
+        gated = self.gated(self.update) and self.of(self.update).gate != "passed"
+        outage = allows_outage(self.spec, compared=gated)
+        goals = feasible(self.spec.pools, self._alive(), self.in_place, outage)
+        object.__setattr__(self, "goals", goals)
         object.__setattr__(self, "serving", self._serving())
 
     @property
@@ -36,6 +39,12 @@ class View:
     def replacing(self) -> bool:
         """Whether the spec asks for another revision than the stable one."""
         return self.replaced is not None
+
+    @property
+    def in_place(self) -> frozenset[str]:
+        """The pools whose old pods give way before new ones start."""
+        known = self.state.in_place
+        return frozenset(known.pools) if known is not None and known.revision == self.update else frozenset()
 
     @property
     def asleep(self) -> bool:
@@ -88,22 +97,37 @@ class View:
         return routable
 
 
-def feasible(pools: tuple[PoolTarget, ...], alive: int) -> tuple[PoolTarget, ...]:
+def allows_outage(spec: RolloutSpec, *, compared: bool) -> bool:
+    """Whether all old pods may go before a new one serves: as many as there are may be unavailable, and none has to
+    stay for its part of the traffic or to be `compared` with."""
+    covered = all(pool.unavailable >= max(1, pool.replicas) for pool in spec.pools)
+    return covered and spec.weight == 100 and not compared
+
+
+def feasible(
+    pools: tuple[PoolTarget, ...], alive: int, in_place: Collection[str] = (), outage: bool = False
+) -> tuple[PoolTarget, ...]:
     """The goals under which a rollout can always go on, for `alive` revisions with pods.
 
     Scaling to zero is one decision for a service: while one pool wants a pod, every pool has one, and never are all
-    of a pool's pods unavailable on purpose. A pool of one pod, or one that may neither be exceeded nor undercut, is
-    exceeded by one, since the old revision keeps a pod in each pool as long as it serves. Each further revision that
-    is still alive needs one more, for the same reason.
+    of a pool's pods unavailable on purpose, unless a pool of one pod goes `in_place` and an `outage` is allowed. A
+    pool of one pod, or one that may neither be exceeded nor undercut, is exceeded by one, since the old revision
+    keeps a pod in each pool as long as it serves. Each further revision that is still alive needs one more, for the
+    same reason. A pool of several pods that goes in place is undercut by one instead.
     """
     awake = any(pool.replicas for pool in pools)
-    return tuple(_feasible(pool, max(pool.replicas, 1) if awake else 0, alive) for pool in pools)
+    goals = tuple(replace(pool, replicas=max(pool.replicas, 1) if awake else 0) for pool in pools)
+    if outage and awake and any(goal.replicas == 1 and goal.name in in_place for goal in goals):
+        return tuple(replace(goal, unavailable=goal.replicas) for goal in goals)
+    return tuple(_feasible(goal, alive, goal.name in in_place) for goal in goals)
 
 
-def _feasible(pool: PoolTarget, replicas: int, alive: int) -> PoolTarget:
-    surge = pool.surge
-    if replicas <= 1 or pool.unavailable == 0:
+def _feasible(pool: PoolTarget, alive: int, in_place: bool) -> PoolTarget:
+    surge, unavailable = pool.surge, pool.unavailable
+    if in_place and pool.replicas > 1:
+        surge, unavailable = 0, max(1, unavailable)
+    if pool.replicas <= 1 or unavailable == 0:
         surge = max(surge, 1)
     if alive > 2:
         surge = max(surge, alive - 1)
-    return PoolTarget(pool.name, replicas, surge, min(pool.unavailable, max(0, replicas - 1)))
+    return replace(pool, surge=surge, unavailable=min(unavailable, max(0, pool.replicas - 1)))

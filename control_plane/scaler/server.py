@@ -30,7 +30,7 @@ _CONNECTIONS_MAX: Final = 256
 class ScalerSettings:
     """`bind` is `host:port`, IPv6 in brackets; port 0 lets the system choose."""
 
-    bind: str = "0.0.0.0:9090"
+    bind: str = "[::]:9090"
     ping_s: float = 20.0
     """A connection that was silent for so long is pinged, and closed when no answer comes within half of it."""
     stream_s: float = 1800.0

@@ -43,7 +43,7 @@ RUN python3 -m compileall -q -j 0 -x '/(site|dist)-packages/|/tests?/|/lib2to3/'
     "$(python3 -c 'import sysconfig; print(sysconfig.get_path("stdlib"))')"
 COPY --from=build /opt/tandem /opt/tandem
 # The user has no home of its own; pods have room to write below /tmp.
-ENV PATH=/opt/tandem/bin:${PATH} PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 PYTHONSAFEPATH=1 HOME=/tmp
+ENV PATH=/opt/tandem/bin:${PATH} PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 PYTHONSAFEPATH=1 HOME=/tmp USER=tandem
 WORKDIR /tmp
 USER 10001:10001
 # Links, blocks, control connections of nixl, health and metrics.

@@ -70,7 +70,8 @@ def shown(url: str) -> str:
         scheme, mark, _ = url.partition("://")
         return f"{scheme}://{_HIDDEN}" if mark else _HIDDEN
     parts = urlsplit(url)
-    host = f"{parts.hostname}:{parts.port or 6379}" if parts.hostname else ""
+    name = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
+    host = f"{name}:{parts.port or 6379}" if name else ""
     return f"{parts.scheme}://{host}{parts.path}"
 
 

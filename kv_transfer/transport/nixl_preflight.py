@@ -6,8 +6,7 @@ from typing import Final
 
 import msgspec
 
-RDMA_DEVICES: Final = "/sys/class/infiniband"
-"""Directory in which Linux lists RDMA devices."""
+from kv_transfer.transport.locked_memory import LockedMemory
 
 _RDMA: Final = (
     "rc",
@@ -34,12 +33,21 @@ class Fabric(msgspec.Struct, frozen=True):
     fast: bool
 
 
-def expected(devices: Sequence[str], environ: Mapping[str, str]) -> Fabric:
-    """The fabric to expect, given the RDMA devices present and the settings of UCX. On one host UCX uses shared
-    memory in any case."""
+def expected(
+    devices: Sequence[str],
+    environ: Mapping[str, str],
+    locked: LockedMemory | None = None,
+    unusable: Sequence[str] = (),
+) -> Fabric:
+    """The fabric to expect, given the RDMA devices that can be used and those that are there and cannot, the settings
+    of UCX, and how much memory can be locked, where that was tried. On one host UCX uses shared memory in any
+    case."""
     allowed = [each.strip() for each in environ.get("UCX_TLS", "all").split(",")]
     named = [each.partition(":")[0].strip() for each in environ.get("UCX_NET_DEVICES", "all").split(",")]
     usable = [device for device in devices if "all" in named or device in named]
+    if not devices and unusable:
+        problem = f"{', '.join(unusable)} cannot be opened here or has no port that is up: UCX uses TCP between hosts"
+        return Fabric("ucx-tcp", problem, fast=False)
     if not devices:
         return Fabric("ucx-tcp", "this machine has no RDMA device, so UCX uses TCP between hosts", fast=False)
     if not usable:
@@ -47,6 +55,9 @@ def expected(devices: Sequence[str], environ: Mapping[str, str]) -> Fabric:
         return Fabric("ucx-tcp", problem, fast=False)
     if not _allows_rdma(allowed):
         problem = f"UCX_TLS={environ['UCX_TLS']} leaves out RDMA although there is {', '.join(usable)}: UCX uses TCP"
+        return Fabric("ucx-tcp", problem, fast=False)
+    if locked is not None and not locked.enough:
+        problem = f"{locked.sentence}, so that {', '.join(usable)} cannot register KV memory and UCX uses TCP"
         return Fabric("ucx-tcp", problem, fast=False)
     return Fabric("ucx-rdma", f"RDMA over {', '.join(usable)}", fast=True)
 

@@ -10,11 +10,14 @@ import asyncio
 import contextlib
 import mmap
 import os
+import shutil
 import socket
 import struct
 import tempfile
+import time
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final
 
 from kv_transfer.transport.frames import Offers, Pool
@@ -38,6 +41,10 @@ from tandem.core.kv import Handle
 from tandem.engine.protocol import BlockMemory
 
 _SCHEME: Final = "shm://"
+_PREFIX: Final = "tandem-kv-"
+_SOCKET: Final = "pull"
+_LEFT_S: Final = 60.0
+"""Age in seconds from which a socket that refuses connections is one that its process has left behind."""
 _CREDENTIALS: Final = struct.Struct("3i")
 _COPY_BYTES_PER_TICK: Final = 4 << 20
 """About 0.2 ms of copying, after which others on the event loop get their turn."""
@@ -51,9 +58,11 @@ _TOGETHER_BYTES: Final = 2 << 20
 
 @dataclass(frozen=True)
 class ShmSettings:
-    """`directory` holds the private socket directories of this host's workers; None is the system's default."""
+    """`directory` holds the private socket directories of this host's workers; None is the system's default. In
+    containers it is one that those of one node share, and `node` tells which node that is."""
 
     directory: str | None = None
+    node: str = ""
     limits: ConnectionLimits = field(default_factory=ConnectionLimits)
 
 
@@ -82,10 +91,11 @@ class ShmTransport:
         try:
             read_only = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
             self._cleanup.callback(os.close, read_only)
+            sweep(self._settings.directory or tempfile.gettempdir(), time.time())
             folder = self._cleanup.enter_context(
-                tempfile.TemporaryDirectory(prefix="tandem-kv-", dir=self._settings.directory)
+                tempfile.TemporaryDirectory(prefix=_PREFIX, dir=self._settings.directory)
             )
-            path = os.path.join(folder, "pull")
+            path = os.path.join(folder, _SOCKET)
             listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
             self._cleanup.callback(listener.close)
             listener.bind(path)
@@ -104,7 +114,7 @@ class ShmTransport:
             lambda peer: UnixWire(peer, "receiver", self._settings.limits.stall_s),
         )
         self._server.start()
-        return _SCHEME + path
+        return f"{_SCHEME}{self._settings.node}{path}"
 
     async def withdraw(self) -> None:
         server, self._server = self._server, None
@@ -120,9 +130,12 @@ class ShmTransport:
         await self.withdraw()
 
     async def _connect(self, address: str) -> Connection:
-        path = address.removeprefix(_SCHEME)
-        if path == address or not os.path.isabs(path):
-            raise TandemError("transfer_failed", f"{address!r} is no shm:///path address")
+        node, slash, rest = address.removeprefix(_SCHEME).partition("/")
+        path = slash + rest
+        if not address.startswith(_SCHEME) or not slash:
+            raise TandemError("transfer_failed", f"{address!r} is no shm://NODE/path address")
+        if self._settings.node and node not in ("", self._settings.node):
+            raise TandemError("transfer_failed", f"{address} is of another node than {self._settings.node}")
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         try:
             await asyncio.get_running_loop().sock_connect(sock, path)
@@ -246,6 +259,21 @@ class _Mappings:
             del self._known[mapping.key]
             mapping.view.release()
             mapping.memory.close()
+
+
+def sweep(directory: str, now: float) -> None:
+    """Remove socket directories of this user whose processes were killed. `now` is wall-clock seconds."""
+    for folder in Path(directory).glob(f"{_PREFIX}*"):
+        try:
+            status = folder.stat()
+            if status.st_uid != os.getuid() or now - status.st_mtime < _LEFT_S:
+                continue
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as sock:
+                sock.connect(str(folder / _SOCKET))
+        except ConnectionRefusedError:
+            shutil.rmtree(folder, ignore_errors=True)
+        except OSError:
+            continue
 
 
 def _stranger(sock: socket.socket) -> str | None:

@@ -5,17 +5,17 @@ import socket
 from urllib.parse import urlsplit
 
 from tandem.core.errors import TandemError
+from tandem.process.listening import bound
 
 
 async def listen(host: str, port: int, backlog: int) -> socket.socket:
     """A non-blocking listener; port 0 lets the system choose. Raises `bad_setting` when the address cannot be had."""
     try:
-        family, address = await resolve(host, port)
-        listener = socket.create_server(address, family=family, backlog=backlog)
+        listener = bound(host, port)
     except (OSError, ValueError) as error:
-        problem = f"cannot serve KV blocks on {host}:{port}: {_why(error)}"
+        problem = f"cannot serve KV blocks on {host}, port {port}: {_why(error)}"
         raise TandemError("bad_setting", problem, param="kv_address") from error
-    listener.setblocking(False)
+    listener.listen(backlog)
     return listener
 
 

@@ -14,6 +14,7 @@ from router.discovery.pods import WorkerPod, worker_of
 from tandem.core.errors import TandemError
 from tandem.kube.kinds import Json
 from tandem.kube.store import Key
+from tandem.spec.tenants import EVERYBODY, Tenants
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -30,9 +31,11 @@ class CatalogChanges:
 
 
 class Catalog:
-    """`named` are the services by the model's name that they hold, `members` the workers of these by address."""
+    """`named` are the services by the model's name that they hold, `members` the workers of these by address. What
+    `tenants` refuses is no service."""
 
-    def __init__(self) -> None:
+    def __init__(self, tenants: Tenants = EVERYBODY) -> None:
+        self._tenants = tenants
         self.named: dict[str, DiscoveredService] = {}
         self.members: dict[str, WorkerPod] = {}
         self._found: dict[str, DiscoveredService] = {}
@@ -75,7 +78,9 @@ class Catalog:
         old = self._found.get(name)
         problem = ""
         try:
-            new = None if obj is None else service_of(obj)
+            refused = None if obj is None else self._tenants.refused(obj)
+            new = None if obj is None or refused is not None else service_of(obj)
+            problem = "" if refused is None else f"{name} is not served: {refused}"
         except TandemError as error:
             new, problem = old, error.message
         if problem and self._unread.get(name) != problem:

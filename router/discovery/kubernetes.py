@@ -25,6 +25,7 @@ from tandem.kube.projection import without_bookkeeping
 from tandem.kube.reflector import Reflector, ReflectorSettings
 from tandem.kube.store import Key
 from tandem.process.logs import event
+from tandem.spec.tenants import EVERYBODY, Tenants
 
 _log = logging.getLogger(__name__)
 
@@ -58,6 +59,8 @@ class WatchDeps:
     clock: Clock
     entropy: Entropy
     meter: Meter
+    tenants: Tenants = EVERYBODY
+    """Services whose names it refuses are not served."""
 
 
 class KubernetesDiscovery:
@@ -84,7 +87,7 @@ class KubernetesDiscovery:
         self._settings = settings or _SETTINGS
         self._changed = asyncio.Event()
         self._cluster: Cluster | None = None
-        self._catalog = Catalog()
+        self._catalog = Catalog(tools.tenants)
         self._drains: dict[str, float] = {}
         self._loaded: set[str] = set()
         """Models whose text side has come since the last report."""

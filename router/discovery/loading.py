@@ -1,5 +1,7 @@
 """Reads the text side of a service's model: tokenizer, chat template and context. Blocks; for a thread."""
 
+import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -11,6 +13,7 @@ from router.discovery.texts import TextSide
 from tandem.core.errors import TandemError
 from tandem.engine.simulated.presets import SimulatedSettings
 from tandem.model.directory import open_model
+from tandem.model.hub import download, is_hub_id
 from tandem.spec.model import FETCHED
 from tandem.weights.cache import DEFAULT_DIRECTORY, WeightsCache
 from tandem.weights.locate import bring_texts
@@ -21,17 +24,32 @@ _WAIT_S: Final = 600.0
 """Seconds to wait for another router on this machine that fetches the same files."""
 
 
+def credentials_in(directory: Path) -> dict[str, str]:
+    """The variables that lie there as files, as a mounted Secret has them; none without the directory."""
+    if not directory.is_dir():
+        return {}
+    return {each.name: each.read_text() for each in directory.iterdir() if each.name[0] != "." and each.is_file()}
+
+
 def load_text_side(
-    name: str, source: TextSource, files: Path | None, cache: Path | None, templates: Templates
+    name: str,
+    source: TextSource,
+    files: Path | None,
+    cache: Path | None,
+    templates: Templates,
+    environment: Mapping[str, str] | None = None,
 ) -> TextSide:
     """`files` has a directory `NAMESPACE/NAME` for each service whose model the router cannot get by itself; what it
     has goes first. Of the models of hubs, buckets and registries only what the text needs is fetched, with the
-    credentials in this process's environment. Raises `bad_model`, `bad_setting`."""
+    credentials in `environment`, by default this process's. Raises `bad_model`, `bad_setting`."""
     if source.simulated:
         return TextSide(
             SimpleRenderer(templates.clock), SimulatedSettings(preset=source.preset).resolved.context_tokens
         )
-    directory = open_model(_place(source, files, cache), name=name, cache=cache, weights=False)
+    place = _place(source, files, cache, os.environ if environment is None else environment)
+    if environment is not None and is_hub_id(place) and not Path(place).is_dir():
+        place = str(download(place, cache, weights=False, token=environment.get("HF_TOKEN", "").strip() or False))
+    directory = open_model(place, name=name, cache=cache, weights=False)
     # Of the model's files alone: who may write a service may not have the router read any file that it can.
     directory = directory.with_template(source.model.chat_template)
     parsers = ParserSettings(source.model.tool_parser, source.model.reasoning_parser)
@@ -40,14 +58,15 @@ def load_text_side(
     return TextSide(FileRenderer(directory, templates, parsers, source.model.generation_config), context)
 
 
-def _place(source: TextSource, files: Path | None, cache: Path | None) -> str:
+def _place(source: TextSource, files: Path | None, cache: Path | None, environment: Mapping[str, str]) -> str:
     mounted = None if files is None else files / source.service
     if mounted is not None and mounted.is_dir():
         return str(mounted)
     where, revision = source.model.source, source.model.revision
     if where.startswith(FETCHED):
         brought = WeightsCache(cache or DEFAULT_DIRECTORY, wait_s=_WAIT_S)
-        return str(bring_texts(where, brought, revision=revision or "", digest=source.model.digest or ""))
+        digest = source.model.digest or ""
+        return str(bring_texts(where, brought, revision=revision or "", digest=digest, environment=environment))
     for scheme in _HERE:
         where = where.removeprefix(scheme)
     if "://" in where or (Path(where).is_absolute() and not Path(where).is_dir()):

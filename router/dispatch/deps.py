@@ -28,6 +28,7 @@ class DispatchDeps:
     clock: Clock
     entropy: Entropy
     keyring: Keyring
+    """Signs what routers alone read."""
     settings: RouterSettings
     costs: CostModel
     recorder: Recorder
@@ -35,11 +36,17 @@ class DispatchDeps:
     planner: Callable[[SplitSettings], Planner] = Planner
     """Makes the planner that decides which workers of role `auto` take prompts for others, a new one for each
     service."""
+    signing: Callable[[str], Keyring] | None = None
+    """The keys that sign tickets for the workers of a model; by default `keyring`."""
     alarms: Alarms = field(init=False)
     """The alarms on which all requests set their timers."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "alarms", Alarms(self.loop, self.clock))
+
+    def ticket_keys(self, model: str) -> Keyring:
+        """The keys that sign tickets for the workers of a model."""
+        return self.keyring if self.signing is None else self.signing(model)
 
 
 class Host(Protocol[Request]):

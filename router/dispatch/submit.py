@@ -49,7 +49,7 @@ def send_attempt(
         return
     sources = _sources(tools, generation, attempt, prefill, left_s, peer)
     export = Export(tools.entropy.token(12).hex(), decode.peer.epoch, tools.settings.deadlines.lease_s)
-    remote = _remote(tools, generation, prefill.peer, export, left_s, attempt.placement.path)
+    remote = _remote(tools, generation, prefill.peer, export, decode.peer, left_s, attempt.placement.path)
     computing = _submit(
         generation, attempt, prefill, "prefill", branches, left_s, keep, trace, export=export, sources=sources
     )
@@ -65,10 +65,16 @@ def _keepsake(
 
 
 def _remote(
-    tools: DispatchDeps, generation: Generation, holder: Peer, export: Export, left_s: float, path: str
+    tools: DispatchDeps,
+    generation: Generation,
+    holder: Peer,
+    export: Export,
+    decode: Peer,
+    left_s: float,
+    path: str,
 ) -> RemoteKv:
     """The location of the blocks. The transport that last carried blocks between the two workers is tried first."""
-    ticket = _ticket(tools, generation, holder, export.lease_id, export.decode_epoch, left_s)
+    ticket = _ticket(tools, generation, holder, export.lease_id, decode, left_s)
     return RemoteKv(holder.worker_id, holder.epoch, holder.addresses_by(path), export.lease_id, ticket)
 
 
@@ -90,7 +96,7 @@ def _sources(
         if holder is None or holder is receiver.peer:
             continue
         lease_id = reuse_lease(tools.entropy.token(12).hex())
-        ticket = _ticket(tools, generation, holder, lease_id, receiver.peer.epoch, left_s)
+        ticket = _ticket(tools, generation, holder, lease_id, receiver.peer, left_s)
         addresses = holder.addresses_by("")
         sources.append(
             Source(holder.worker_id, holder.epoch, addresses, lease_id, ticket, choice.blocks, choice.kind)
@@ -103,18 +109,18 @@ def _ticket(
     generation: Generation,
     holder: Peer | OrphanedHolder,
     lease_id: str,
-    receiver_epoch: int,
+    receiver: Peer,
     left_s: float,
 ) -> bytes:
-    """The right of one incarnation to read under one lease of another."""
+    """The right of one incarnation to read under one lease of another, which serves the same model."""
     claims = Claims(
         tenant=generation.tenant,
         holder_epoch=holder.epoch,
         lease_id=lease_id,
-        receiver_epoch=receiver_epoch,
+        receiver_epoch=receiver.epoch,
         expires=tools.clock.wall() + left_s,
     )
-    return issue(tools.keyring, claims)
+    return issue(tools.ticket_keys(receiver.view.model), claims)
 
 
 def _submit(

@@ -13,6 +13,7 @@ from router.fleet.heartbeat_timeout import TimedOutWorkers, timed_out_workers
 from router.fleet.introduction import first_frame
 from router.fleet.knowledge import BlockKnowledge, LiveWorkers, Pairing
 from router.fleet.listing import WorkerListing, listing
+from router.fleet.model_views import NO_WORKERS, ModelViews, by_model
 from router.fleet.orphaned_holders import SharedIndex
 from router.fleet.pairs import Key
 from router.fleet.peer import News, Peer, PeerListener
@@ -62,6 +63,7 @@ class Fleet:
         prober: PairProber | None = None,
         shared: SharedIndex | None = None,
         knowledge: Callable[..., BlockKnowledge] = BlockKnowledge,
+        services: ServiceRegistry | None = None,
     ) -> None:
         """Without a `prober`, every pair of workers is trusted; without `shared`, only links report blocks.
         `knowledge` makes the knowledge of blocks, from the arguments of `BlockKnowledge`."""
@@ -80,11 +82,9 @@ class Fleet:
         known = LiveWorkers(self._peers, self._pairings)
         self.blocks = knowledge(index, known, clock, self._settings, shared)
         """The record of which workers hold which blocks."""
-        self._views: dict[str, tuple[WorkerView, ...]] = {}
-        self._roots: dict[str, tuple[tuple[bytes, int], ...]] = {}
+        self._by_model: dict[str, ModelViews] = {}
         self._hellos: dict[str, Hello] = {}
-        self._revisions: dict[str, tuple[str, ...]] = {}
-        self.services = ServiceRegistry()
+        self.services = services or ServiceRegistry()
         """What is known of models beyond what their workers report."""
         self._problems: dict[str, str] = {}
         self._drains: dict[str, float] = {}
@@ -103,11 +103,11 @@ class Fleet:
 
     def views(self, model: str) -> tuple[WorkerView, ...]:
         """The live workers of a model, in order of worker id."""
-        return self._views.get(model, ())
+        return self._by_model.get(model, NO_WORKERS).views
 
     def roots(self, model: str) -> tuple[tuple[bytes, int], ...]:
         """The (root name, block tokens) in use by the live workers of a model: one, but for a rollout."""
-        return self._roots.get(model, ())
+        return self._by_model.get(model, NO_WORKERS).roots
 
     def reconnect_holdoff(self, model: str) -> ReconnectHoldoff | None:
         """Whether so many workers of a model have just been lost, and may be back, that placing had better wait."""
@@ -115,7 +115,7 @@ class Fleet:
 
     def revisions(self, model: str) -> tuple[str, ...]:
         """The revisions that live workers of a model are of: one, but for a rollout."""
-        return self._revisions.get(model, ())
+        return self._by_model.get(model, NO_WORKERS).revisions
 
     def leading(self, names: Sequence[bytes]) -> dict[str, Held]:
         """The number of leading names that each worker holds, and where it holds them."""
@@ -254,9 +254,9 @@ class Fleet:
         raise TandemError("link_lost", reason)
 
     def _admitted(self, address: str, link: RouterLink, first: RouterMessage) -> Peer:
-        hello = check_hello(address, first)
+        hello = check_hello(address, first, self.services)
         known = self._peers.get(hello.worker_id)
-        if known is not None and known.epoch == hello.epoch:
+        if known is not None and (known.epoch == hello.epoch or known.view.model != hello.model):
             reason = f"worker {hello.worker_id} at {address} has a link at {known.address} already"
             self._worker_counts.fence(address, hello, reason)
             raise TandemError("bad_setting", reason, param="members")
@@ -356,19 +356,7 @@ class Fleet:
         self._listener.left(peer, reason)
 
     def _renew_views(self) -> None:
-        views: dict[str, list[WorkerView]] = {}
-        for worker_id in sorted(self._peers):
-            view = self._peers[worker_id].view
-            views.setdefault(view.model, []).append(view)
-        self._views = {model: tuple(of_model) for model, of_model in views.items()}
-        self._roots = {
-            model: tuple(dict.fromkeys((view.root, view.layout.block_tokens) for view in of_model))
-            for model, of_model in self._views.items()
-        }
-        self._revisions = {
-            model: tuple(dict.fromkeys(view.revision for view in of_model if view.role != "store"))
-            for model, of_model in self._views.items()
-        }
+        self._by_model = by_model(peer.view for peer in self._peers.values())
         self._worker_counts.count(self._peers.values())
 
     # ---- reading ----

@@ -34,7 +34,7 @@ class PairListing(msgspec.Struct, frozen=True):
 class WorkerListing(msgspec.Struct, frozen=True):
     """One worker. `state` is `alive`, `ready`, `draining` or `fenced`; `canary` how it proved its own KV path;
     `kv_path` what carries its KV unless it fails, and over what if that is known (`nixl/ucx-rdma`); `problems` the
-    transports it does without; `reason` why it is fenced."""
+    transports it does without, or that are slow; `reason` why it is fenced."""
 
     id: str
     object: str

@@ -50,10 +50,12 @@ class PairProber:
         entropy: Entropy,
         deadlines: Deadlines,
         meter: Meter,
+        signing: Callable[[str], Keyring] | None = None,
     ) -> None:
+        """`signing` gives the keys that sign tickets for the workers of a model; by default `keyring`."""
         self.book = PairRegistry(settings)
         self._settings = settings
-        self._keyring = keyring
+        self._signing = signing or (lambda _model: keyring)
         self._clock = clock
         self._entropy = entropy
         self._deadlines = deadlines
@@ -152,7 +154,7 @@ class PairProber:
         # As long as any request's: its lease ends much sooner, and clocks may differ by more than a canary takes.
         expires = self._clock.wall() + self._deadlines.total_s
         claims = Claims(CANARY, prefill.epoch, nonce, decode.epoch, expires)
-        ticket = issue(self._keyring, claims)
+        ticket = issue(self._signing(decode.view.model), claims)
         remote = RemoteKv(prefill.worker_id, prefill.epoch, prefill.hello.addresses, nonce, ticket)
         export = Export(nonce, decode.epoch, self._deadlines.lease_s)
         view = prefill.view

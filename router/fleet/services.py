@@ -15,6 +15,7 @@ from router.generation import ServedModel
 from router.placement.revisions import Weights
 from tandem.core.messages import Hello
 from tandem.core.slo import DEFAULT, UNBOUND, Slo
+from tandem.spec.tenants import EVERYBODY
 
 _CONTEXT_UNKNOWN: Final = 1 << 20
 """The context, in tokens, assumed for a model until one of its workers reports the real one."""
@@ -75,6 +76,8 @@ class ServiceRegistry:
         """Whether services are watched at all."""
         self.told = False
         """Whether the services have been reported at least once."""
+        self.tenants = EVERYBODY
+        """The names that the models of each namespace may have."""
         self.default_slo = DEFAULT
         """Supplies the bounds of TTFT and TPOT that a service does not set."""
         self.known: Mapping[str, Hello] = {}
@@ -134,6 +137,16 @@ class ServiceRegistry:
             {**dict.fromkeys(self._facts), **{each.model: each for each in facts}},
             {**dict.fromkeys(self._members), **{each.address: each for each in members}},
         )
+
+    def namespace_at(self, address: str) -> str:
+        """The namespace of the member at an address; empty where that is not known."""
+        member = self._members.get(address)
+        return "" if member is None else member.service.partition("/")[0]
+
+    def namespace_of(self, model: str) -> str:
+        """The namespace of the service of a model; empty where it has none."""
+        facts = self._facts.get(model)
+        return "" if facts is None else facts.name.partition("/")[0]
 
     def tell(self, facts: Iterable[ServiceFacts], members: Iterable[MemberFacts]) -> None:
         """Replace all services and members by these."""

@@ -11,6 +11,7 @@ from router.http_server.connections_max import ConnectionsMax
 from router.http_server.over_limit import OverLimitConnection
 from router.http_server.refusal import Explain, Refusal, answer, plainly
 from tandem.core.metrics import Meter, NullMeter
+from tandem.process.listening import bound
 
 _BACKLOG: Final = 2048
 CONNECTIONS_MAX: Final = 8192
@@ -53,7 +54,7 @@ class HttpServer:
         bounds = self._bounds
         public = context is None and probes is None
         most, turned = (bounds.public, bounds.turned) if public else (bounds.probes, max(1, bounds.probes // 4))
-        listener = _Listener(self, probes or self.app, _listen(host, port), context, most, turned)
+        listener = _Listener(self, probes or self.app, bound(host, port), context, most, turned)
         self._listeners.append(listener)
         listener.listen()
         return listener.port
@@ -256,16 +257,3 @@ class _Listener:
                 self.let_go(protocol)
             else:
                 self.closed(protocol)
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-    except OSError:
-        listener.close()
-        raise
-    listener.setblocking(False)
-    return listener

@@ -136,6 +136,8 @@ _METRICS: Final = (
     Metric(
         "tandem_kv_transport_usable", "gauge", "1 where a transport has passed this worker's own canary.", ("path",)
     ),
+    Metric("tandem_kv_rdma", "gauge", "1 where a worker with nixl is to move KV by RDMA, 0 where UCX uses TCP."),
+    Metric("tandem_kv_lockable_bytes", "gauge", "Of kv.lock_probe, the bytes that a worker could lock at its start."),
     Metric(
         "tandem_kv_fallbacks_total",
         "counter",

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from tandem.devices.topology import Gpu, Nic, Topology
+from tandem.devices.topology import Gpu, Nic, RdmaDevice, Topology
 from tandem.devices.topology import Path as PciPath
 
 _BOUND_S: Final = 20.0
@@ -147,14 +147,31 @@ def _nics(root: Path) -> tuple[Nic, ...]:
     """Ports that are up, of devices that this process may open: in a pod sysfs shows those of the whole machine."""
     found = []
     for device in sorted((root / "sys/class/infiniband").glob("*"), key=lambda each: _natural(each.name)):
-        verbs = [each.name for each in (device / "device/infiniband_verbs").glob("uverbs*")]
-        if not any(os.access(root / "dev/infiniband" / name, os.R_OK | os.W_OK) for name in verbs):
+        if not _may_open_nic(device, root):
             continue
         path, numa = _of_device(device / "device")
         for port in sorted((device / "ports").glob("*")):
             if "ACTIVE" in _text(port / "state"):
                 found.append(Nic(f"{device.name}:{port.name}", numa, path))
     return tuple(found)
+
+
+def read_rdma(root: Path = Path("/")) -> tuple[RdmaDevice, ...]:
+    """All RDMA devices that Linux lists, those that were not given to this pod included."""
+    devices = sorted((root / "sys/class/infiniband").glob("*"), key=lambda each: _natural(each.name))
+    return tuple(
+        RdmaDevice(
+            device.name,
+            active=any("ACTIVE" in _text(port / "state") for port in (device / "ports").glob("*")),
+            openable=_may_open_nic(device, root),
+        )
+        for device in devices
+    )
+
+
+def _may_open_nic(device: Path, root: Path) -> bool:
+    verbs = [each.name for each in (device / "device/infiniband_verbs").glob("uverbs*")]
+    return any(os.access(root / "dev/infiniband" / name, os.R_OK | os.W_OK) for name in verbs)
 
 
 def _numa_cpus(root: Path) -> dict[int, tuple[int, ...]]:

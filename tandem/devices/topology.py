@@ -48,6 +48,20 @@ class Nic:
 
 
 @dataclass(frozen=True)
+class RdmaDevice:
+    """A network device with RDMA that Linux lists. `active`: one of its ports is up; `openable`: this process may
+    open it, as in a pod those that were given to it."""
+
+    name: str
+    active: bool
+    openable: bool
+
+    @property
+    def usable(self) -> bool:
+        return self.active and self.openable
+
+
+@dataclass(frozen=True)
 class Topology:
     """A machine. `cpus` are the processors of each NUMA node."""
 

@@ -26,6 +26,7 @@ from tandem.link.queue import LinkLimits
 from tandem.link.tcp_channel import TcpChannel, TcpLink
 from tandem.link.tcp_frames import Answer, Challenge, Greeting, Welcome, pack_greeting, read_greeting
 from tandem.link.tcp_stream import TcpStream
+from tandem.process.listening import bound
 from tandem.process.logs import event
 
 _log = logging.getLogger(__name__)
@@ -68,7 +69,7 @@ class TcpLinkServer:
         """Listen. Raises `bad_setting` when the address cannot be bound."""
         assert self._server is None, "a link server starts once"
         self._accept = accept
-        listener = await _listen(self._bind)
+        listener = _listen(self._bind)
         timeout_s = None if self._context is None else self._pair_s
         self._server = await asyncio.get_running_loop().create_server(
             self._connected,
@@ -243,33 +244,16 @@ class PendingConnection:
             self._server.left(self, self.refusal)
 
 
-async def _listen(bind: str) -> socket.socket:
-    """A socket bound to one address; `[::]` takes IPv4 too."""
+def _listen(bind: str) -> socket.socket:
+    """A socket bound to one address; `[::]` takes IPv4 too. Raises `bad_setting`."""
     host, port = split_host(bind)
     if port is None:
         raise TandemError("bad_setting", f"link.bind {bind!r}: expected host:port", param="link.bind")
     try:
-        found = await asyncio.get_running_loop().getaddrinfo(
-            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )
-        family, kind, protocol, _, address = found[0]
-        listener = socket.socket(family, kind, protocol)
+        return bound(host, port)
     except (OSError, UnicodeError) as error:
-        raise _not_bound(bind, error) from None
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6 and host == "::":
-            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        listener.bind(address)
-    except OSError as error:
-        listener.close()
-        raise _not_bound(bind, error) from None
-    listener.setblocking(False)
-    return listener
-
-
-def _not_bound(bind: str, error: Exception) -> TandemError:
-    return TandemError("bad_setting", f"link.bind {bind!r}: the address cannot be bound: {error}", param="link.bind")
+        problem = f"link.bind {bind!r}: the address cannot be bound: {error}"
+        raise TandemError("bad_setting", problem, param="link.bind") from None
 
 
 def _worker_end(peer: str, tokens: TcpStream, state: TcpStream, limits: LinkLimits) -> WorkerEnd:

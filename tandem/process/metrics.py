@@ -87,7 +87,7 @@ class PrometheusMeter:
         service takes no work now. Raises `bad_setting`."""
         host, _, port = bind.rpartition(":")
         try:
-            bound = serve_pages(host, int(port), make_wsgi_app(self._registry), problem)
+            bound = serve_pages(host.strip("[]"), int(port), make_wsgi_app(self._registry), problem)
         except (OSError, ValueError, OverflowError) as error:
             told = f"metrics_bind = {bind!r}: cannot serve metrics there: {error}"
             raise TandemError("bad_setting", told, param="metrics_bind") from error

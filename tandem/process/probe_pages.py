@@ -12,6 +12,7 @@ from socketserver import ThreadingMixIn
 from typing import TYPE_CHECKING, Final
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
+from tandem.process.listening import bound
 from tandem.process.logs import event
 
 if TYPE_CHECKING:
@@ -26,6 +27,15 @@ class _Server(ThreadingMixIn, WSGIServer):
     """A thread for each scrape, none of which keeps the process from ending."""
 
     daemon_threads = True
+
+    def server_bind(self) -> None:
+        """Bind as all servers of ours do, and look up no names."""
+        host, port = str(self.server_address[0]), int(self.server_address[1])
+        self.socket.close()
+        self.socket = bound(host, port)
+        self.server_address = self.socket.getsockname()
+        self.server_name, self.server_port = host, int(self.server_address[1])
+        self.setup_environ()
 
     def handle_error(self, request: object, client_address: object) -> None:
         """Give no answer to a client that hangs up or sends something that is not a request, and leave no

@@ -68,10 +68,20 @@ def _value(hint: Any, key: str, value: Any) -> Any:
         return build_settings(inner, value, f"{key}.")
     if _is_tuple(hint) and isinstance(value, str):
         value = [part.strip() for part in value.split(",") if part.strip()]
+    if isinstance(value, str) and isinstance(hint, type) and issubclass(hint, msgspec.Struct):
+        value = _json(key, value)
     try:
         return msgspec.convert(value, type=hint, strict=False, dec_hook=_path)
     except msgspec.ValidationError as error:
         raise _bad(key, value, str(error)) from None
+
+
+def _json(key: str, text: str) -> Any:
+    """A structure in a flag or variable."""
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise _bad(key, text, f"this is no JSON: {error}") from None
 
 
 def _path(kind: type[Any], value: object) -> object:

@@ -9,12 +9,16 @@ import socket
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Final
 
 from tandem.core.errors import TandemError
 from tandem.process.logs import event
 from tandem.process.tls_settings import TlsSettings
 
 _log = logging.getLogger(__name__)
+
+_HOSTNAME_MISMATCH: Final = 62
+"""OpenSSL's number for a certificate of another name."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,37 @@ def read_pem(tls: TlsSettings) -> PemFiles | None:
     return PemFiles(_read(tls.certificate), _read(tls.private_key), _read(tls.authority))
 
 
+class _Object(ssl.SSLObject):
+    """The end of a connection whose bytes an event loop carries."""
+
+    def do_handshake(self) -> None:
+        super().do_handshake()
+        _check_client(self)
+
+
+class _Socket(ssl.SSLSocket):
+    """The end of a connection that reads and writes for itself."""
+
+    def do_handshake(self, block: bool = False) -> None:
+        super().do_handshake(block)
+        _check_client(self)
+
+
+def _check_client(end: ssl.SSLObject | ssl.SSLSocket) -> None:
+    """Raises `ssl.SSLCertVerificationError` for a client whose certificate has none of the names that are let in."""
+    context = end.context
+    if not (isinstance(context, LinkContext) and context.client_names and end.server_side):
+        return
+    shown: Any = end.getpeercert() or {}
+    named = [name for kind, name in shown.get("subjectAltName", ()) if kind == "DNS"]
+    if not context.client_names & set(named):
+        theirs, ours = ", ".join(named) or "nobody", " or ".join(sorted(context.client_names))
+        said = f"it names {theirs}, and {ours} is let in"
+        error = ssl.SSLCertVerificationError(said)
+        error.verify_code, error.verify_message = _HOSTNAME_MISMATCH, said
+        raise error
+
+
 class LinkContext(ssl.SSLContext):
     """A context that reads its files again, before a connection begins, once they have been replaced.
 
@@ -40,6 +75,10 @@ class LinkContext(ssl.SSLContext):
     log gives the reason, and the next connection checks again.
     """
 
+    sslobject_class = _Object
+    sslsocket_class = _Socket
+    client_names: frozenset[str] = frozenset()
+    """Names of which a client's certificate must have one; none lets every client of the authority in."""
     _tls = TlsSettings()
     _seen: tuple[int, ...] = ()
 
@@ -47,7 +86,7 @@ class LinkContext(ssl.SSLContext):
         """Take the files. Raises `bad_setting` for ones that are no good."""
         seen = _stamps(tls)
         _load(self, tls)
-        self._tls, self._seen = tls, seen
+        self._tls, self._seen, self.client_names = tls, seen, frozenset(tls.client_names)
 
     def wrap_bio(
         self,

@@ -20,6 +20,9 @@ class TlsSettings:
     server_name: str | None = None
     """The name in the certificates of those we dial, where that is not their address: pods have new ones all the
     time, and one name for all of them."""
+    client_names: tuple[str, ...] = ()
+    """Names of which the certificate of each client that dials us must have one; without any every certificate of the
+    authority will do."""
 
     def __post_init__(self) -> None:
         given = [path is not None for path in (self.certificate, self.private_key, self.authority)]

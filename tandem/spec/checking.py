@@ -1,6 +1,6 @@
 """Whether a value keeps the rules, and where it does not."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import msgspec
 
@@ -8,13 +8,13 @@ from tandem.spec.rules import RULES, Rule
 from tandem.spec.text import camel
 
 
-def broken(value: msgspec.Struct, path: str = "") -> Iterator[str]:
+def broken(value: msgspec.Struct, path: str = "", rules: Iterable[Rule] = RULES) -> Iterator[str]:
     """Sentences, each with its path, about the rules that a value does not keep; outer values come first."""
-    for rule in RULES:
+    for rule in rules:
         if isinstance(value, rule.of) and not rule.transition and not rule.holds(value):
             yield _sentence(path, rule)
     for key, inner in _parts(value):
-        yield from broken(inner, f"{path}.{key}" if path else key)
+        yield from broken(inner, f"{path}.{key}" if path else key, rules)
 
 
 def changed(new: msgspec.Struct, old: msgspec.Struct, path: str = "") -> Iterator[str]:

@@ -62,6 +62,10 @@ class Network(Strict, frozen=True):
     """Devices that come by dynamic resource allocation."""
     transports: Annotated[tuple[Literal["nixl", "tcp"], ...], Meta(max_length=2, extra_json_schema=SET)] = ()
     """Ways of KV in the order of preference; by default nixl and tcp with a device, tcp without."""
+    locked_memory: Literal["node", "unlimited"] = "node"
+    """How much memory workers may register with the devices: `node`, as much as the container runtime of their node
+    lets every pod lock; `unlimited`, where the installation allows it, by IPC_LOCK, for which the container begins as
+    root."""
 
 
 class ScheduledFloor(Strict, frozen=True):

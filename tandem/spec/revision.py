@@ -19,6 +19,8 @@ from tandem.spec.service import Spec
 from tandem.spec.text import camel
 
 DIGITS: Final = 10
+_TENANT: Final = b" of a tenant"
+_NO_DEFAULTS: Final[Mapping[str, Any]] = MappingProxyType({})
 SPEC_LEFT_OUT: Final = frozenset({"rollout", "routing", "slo", "router", "store"})
 POOL_LEFT_OUT: Final = frozenset({"replicas", "autoscaling", "spare", "drain_seconds"})
 MODEL_LEFT_OUT: Final = frozenset({"aliases"})
@@ -28,9 +30,12 @@ _LEFT_OUT: Final[Mapping[type, frozenset[str]]] = MappingProxyType(
 )
 
 
-def revision_of(spec: Spec) -> str:
-    """10 hexadecimal digits. The order of pools is of no matter."""
-    text = msgspec.json.encode(_canonical(spec), order="sorted")
+def revision_of(spec: Spec, defaults: Mapping[str, Any] = _NO_DEFAULTS, *, tenant: bool = False) -> str:
+    """10 hexadecimal digits. The order of pools is of no matter. `defaults` are parts of worker pods that an
+    installation gives to every service, as plain values. Workers of a `tenant` are another revision: they let others
+    in than without tenants."""
+    whole = {**_canonical(spec), **({"defaults": defaults} if defaults else {})}
+    text = msgspec.json.encode(whole, order="sorted") + (_TENANT if tenant else b"")
     return hashlib.sha256(text).hexdigest()[:DIGITS]
 
 

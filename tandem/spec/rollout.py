@@ -33,6 +33,9 @@ class Rollout(Strict, frozen=True):
     """Replicas above a pool's number during a rollout: a number or a percentage."""
     max_unavailable: Share = 0
     """Replicas below a pool's number during a rollout: a number or a percentage."""
+    in_place: Literal["WhenNoRoom", "Never"] = "WhenNoRoom"
+    """Where no node has room for new workers beside the old ones, old ones give way first, one by one. A pool's only
+    worker does so only where `maxUnavailable` covers it."""
     paused: bool = False
     """Nothing is changed any further."""
     auto_rollback: bool = True

@@ -379,6 +379,13 @@ RULES: Final = (
         lambda spec: spec.redis is None or spec.redis.startswith(("redis://", "rediss://", "unix://")),
         "redis",
     ),
+    Rule(
+        Spec,
+        "!(has(self.redis) && has(self.redisSecretRef))",
+        "give redis or redisSecretRef, not both: only one can say where Redis is",
+        lambda spec: spec.redis is None or spec.redis_secret_ref is None,
+        "redis",
+    ),
     _unchanged(EnginePoolSpec, "model_service_name", "modelServiceName cannot be changed; it is set at creation"),
     _unchanged(EnginePoolSpec, "pool", "pool cannot be changed; it is set at creation"),
     _unchanged(EnginePoolSpec, "role", "role cannot be changed; it is set at creation"),

@@ -15,7 +15,7 @@ from tandem.spec.pool import Pool
 from tandem.spec.quantity import Quantity
 from tandem.spec.rollout import Rollout, Routing, Slo
 from tandem.spec.status import LIST_BY_NAME, ModelServiceStatus
-from tandem.spec.text import Line, Strict
+from tandem.spec.text import DataKey, Line, Name, Strict
 
 API_GROUP: Final = "tandem.dev"
 API_VERSION: Final = "tandem.dev/v1alpha1"
@@ -76,6 +76,15 @@ class StoreSpec(Strict, frozen=True):
     """Where that is."""
 
 
+class RedisSecretRef(Strict, frozen=True):
+    """A Secret with the URL of a Redis."""
+
+    name: Name
+    """Of the Secret, in the namespace of the service."""
+    key: DataKey = "url"
+    """Whose value is the URL, several nodes by commas."""
+
+
 class Spec(Strict, frozen=True, kw_only=True):
     """What is wanted."""
 
@@ -90,7 +99,11 @@ class Spec(Strict, frozen=True, kw_only=True):
     tiers: TiersSpec = TiersSpec()
     store: StoreSpec | None = None
     redis: Line | None = None
-    """URL of the Redis where workers tell, and routers find, which blocks there are; several nodes by commas."""
+    """URL of the Redis where workers tell, and routers find, which blocks there are; several nodes by commas. In a
+    cluster without user and password: such a URL is in a Secret."""
+    redis_secret_ref: RedisSecretRef | None = None
+    """Secret with that URL, in a cluster, where routers look in the Redis of the installation: this is the same one
+    under a user of its own."""
     rollout: Rollout = Rollout()
     routing: Routing = Routing()
     slo: Slo = Slo()

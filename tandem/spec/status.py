@@ -12,6 +12,7 @@ Revision = Annotated[str, Meta(max_length=10)]
 Number = Annotated[int, Meta(ge=0)]
 WORD_MAX: Final = 1024
 """Characters of a text that a status keeps; the API server refuses a status with a longer one."""
+_PoolName = Annotated[str, Meta(max_length=20)]
 _Word = Annotated[str, Meta(max_length=WORD_MAX)]
 
 
@@ -46,7 +47,7 @@ class RevisionStatus(msgspec.Struct, frozen=True, rename="camel"):
 class PoolStatus(msgspec.Struct, frozen=True, rename="camel"):
     """One pool, over all revisions."""
 
-    name: Annotated[str, Meta(max_length=20)]
+    name: _PoolName
     replicas: Number = 0
     ready_replicas: Number = 0
     updated_replicas: Number = 0
@@ -70,11 +71,15 @@ class RolloutStatus(msgspec.Struct, frozen=True, rename="camel", omit_defaults=T
     """Pods that have yet to change."""
     since: Annotated[float, Meta(ge=0)] = 0.0
     """Since when it has not come nearer, in seconds since 1970."""
+    in_place_revision: Revision = ""
+    """The revision for which old workers give way before new ones start; empty when none do."""
+    in_place_pools: Annotated[tuple[_PoolName, ...], Meta(max_length=32)] = ()
+    """The pools in which they do."""
 
 
 class ModelServiceStatus(msgspec.Struct, frozen=True, rename="camel"):
-    """What there is. Conditions are Ready, Reconciling, Stalled, Available, FieldsIgnored and
-    AwaitsNextRevision."""
+    """What there is. Conditions are Ready, Reconciling, Stalled, Available, FieldsIgnored,
+    AwaitsNextRevision, NetworkNotNamed and SurgeWithoutRoom."""
 
     observed_generation: Number = 0
     url: _Word = ""

@@ -17,6 +17,7 @@ _SHARE: Final = r"^(100|[1-9]?[0-9])%$"
 _CRON: Final = r"^\S+ \S+ \S+ \S+ \S+$"
 _NO_BLANK: Final = r"^\S+$"
 _ARGUMENT: Final = r"^[a-z][a-z0-9_]*$"
+_DATA_KEY: Final = r"^[-._a-zA-Z0-9]+$"
 
 UNFIT: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -29,6 +30,7 @@ UNFIT: Final[Mapping[str, str]] = MappingProxyType(
         _CRON: "must be five fields as in cron: minute, hour, day, month, weekday",
         _NO_BLANK: "must not have blanks",
         _ARGUMENT: "must be an argument's name with underscores",
+        _DATA_KEY: "must be a Secret's key: letters, digits, dashes, underscores and dots",
     }
 )
 """What is said of text that does not match a pattern."""
@@ -42,6 +44,8 @@ Source = Annotated[str, Meta(pattern=_NO_BLANK, max_length=1024)]
 ModelName = Annotated[str, Meta(pattern=_NO_BLANK, max_length=128)]
 Digest = Annotated[str, Meta(pattern=_DIGEST, max_length=71)]
 Cron = Annotated[str, Meta(pattern=_CRON, max_length=128)]
+DataKey = Annotated[str, Meta(pattern=_DATA_KEY, max_length=253)]
+"""Of what a Secret or a ConfigMap has."""
 Argument = Annotated[str, Meta(pattern=_ARGUMENT, max_length=64)]
 Count = Annotated[int, Meta(ge=1, le=2_147_483_647)]
 Share = Annotated[str, Meta(pattern=_SHARE, max_length=4)] | Annotated[int, Meta(ge=0, le=10_000)]

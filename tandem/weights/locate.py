@@ -38,7 +38,7 @@ def bring_model(
     source = parse_source(text, revision, volumes)
     if source.scheme == "file":
         return _in_place(Path(source.location), digest)
-    return cache.bring(str(source), lambda: _origin(source, environment), digest, tell)
+    return cache.bring(str(source), lambda: origin_of(source, environment), digest, tell)
 
 
 def bring_texts(
@@ -53,10 +53,11 @@ def bring_texts(
     `bring_model`."""
     source = parse_source(text, revision)
     assert source.scheme != "file", "a directory is where it is"
-    return cache.bring(str(source), lambda: _origin(source, environment), digest, without_weights=True).directory
+    return cache.bring(str(source), lambda: origin_of(source, environment), digest, without_weights=True).directory
 
 
-def _origin(source: Source, environment: Mapping[str, str]) -> Origin:
+def origin_of(source: Source, environment: Mapping[str, str]) -> Origin:
+    """The origin of a source that is not a directory. Raises `bad_setting` for credentials that cannot be read."""
     if source.scheme == "hf":
         return HubOrigin(source.location, source.revision)
     if source.scheme == "oci":

@@ -13,7 +13,9 @@ CONNECT_S: Final = 10.0
 """Limit on the time in which an origin accepts a connection."""
 SILENCE_S: Final = 30.0
 """Limit on the time in which nothing comes from an origin."""
-CURE: Final = "check model.credentialsSecret, and router.cache.credentialsSecret where it is a router that reads"
+CURE: Final = (
+    "check model.credentialsSecret, and router.cache.credentialsSecret (or the tenant's) where a router reads"
+)
 """What to do about refused credentials."""
 _BODY_MAX: Final = 64 << 20
 """Size limit, in bytes, of an answer that is read whole: listings and manifests."""

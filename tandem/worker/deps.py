@@ -85,3 +85,7 @@ class WorkerDeps:
     """Makes who checks blocks that arrive."""
     hardware: str = ""
     """The hardware that the engine computes on (`Hello.hardware`)."""
+    node: str = ""
+    """The node on which it shares memory (`kv.node`)."""
+    kv_problems: tuple[str, ...] = ()
+    """Why transports of KV are slower than what they are for, one sentence each; routers show them."""

@@ -4,15 +4,17 @@ import logging
 import os
 from typing import Final
 
+from kv_transfer.transport.locked_memory import try_locking
 from kv_transfer.transport.nixl import SCHEME as NIXL
 from kv_transfer.transport.nixl import NixlSettings, NixlTransport
-from kv_transfer.transport.nixl_preflight import RDMA_DEVICES, expected
+from kv_transfer.transport.nixl_preflight import expected
 from kv_transfer.transport.protocol import Transport
 from kv_transfer.transport.shm import ShmSettings, ShmTransport
 from kv_transfer.transport.tcp import TcpSettings, TcpTransport
 from kv_transfer.transport.tcp_tls import encryption
 from tandem.core.errors import TandemError
 from tandem.core.metrics import Meter
+from tandem.devices.reading import read_rdma
 from tandem.process.logs import event
 from tandem.process.system import SystemEntropy
 from tandem.process.tls_settings import TlsSettings
@@ -43,6 +45,8 @@ class KvPaths:
         self._meter = meter
         self._serving = serving
         self._dialing = dialing
+        self.problems: tuple[str, ...] = ()
+        """Why transports that were opened are slower than what they are for, one sentence each."""
 
     def open(self, schemes: tuple[str, ...]) -> tuple[Transport, ...]:
         """The transports of the settings, each of which has to be among `schemes`. Raises `bad_setting`."""
@@ -54,7 +58,8 @@ class KvPaths:
         return tuple(makers[scheme]() for scheme in self._kv.transports)
 
     def _shm(self) -> Transport:
-        return ShmTransport(ShmSettings(self._socket_directory, self._kv.limits))
+        kv = self._kv
+        return ShmTransport(ShmSettings(kv.shm_directory or self._socket_directory, kv.node, kv.limits))
 
     def _tcp(self) -> Transport:
         kv = self._kv
@@ -63,11 +68,20 @@ class KvPaths:
         return TcpTransport(TcpSettings(kv.host, kv.port, kv.advertise, limits=kv.limits), ours, self._meter)
 
     def _nixl(self) -> Transport:
-        """The NIXL transport over whatever fabric UCX has, which is logged at once."""
+        """The NIXL transport over whatever fabric UCX has, which is logged at once, with the memory that it may
+        lock."""
         kv = self._kv
-        devices = sorted(os.listdir(RDMA_DEVICES)) if os.path.isdir(RDMA_DEVICES) else []
-        fabric = expected(devices, os.environ)
-        self._tell(NIXL, False, fabric.reason, alarming=not fabric.fast, fabric=fabric.name)
+        devices = read_rdma()
+        usable = [each.name for each in devices if each.usable]
+        locked = try_locking(kv.lock_probe) if kv.lock_probe else None
+        fabric = expected(usable, os.environ, locked, [each.name for each in devices if not each.usable])
+        memory = "not tried" if locked is None else locked.sentence
+        self._tell(NIXL, False, fabric.reason, alarming=not fabric.fast, fabric=fabric.name, locked_memory=memory)
+        if locked is not None:
+            self._meter.set("tandem_kv_lockable_bytes", float(locked.got))
+        self._meter.set("tandem_kv_rdma", float(fabric.fast))
+        if not fabric.fast:
+            self.problems = (*self.problems, f"{NIXL}: {fabric.reason}")
         name = f"{self._who}-{SystemEntropy().token(6).hex()}"
         return NixlTransport(NixlSettings(name, kv.host, kv.nixl_port, kv.advertise, fabric.name, kv.limits))
 

@@ -67,7 +67,7 @@ class TransportSide:
         self._transports = {transport.scheme: transport for transport in transports}
         self._exports = exports
         self._export_settings = export_settings
-        self._fetch_settings = fetch_settings
+        self._fetch_settings = fetch_settings or FetchSettings(node=parts.node)
         self._served: dict[str, str] = {}
         self._failed: dict[str, TandemError] = {}
         self._fetcher: Fetcher | None = None

@@ -140,6 +140,9 @@ def _process(
     hardware: str = "",
 ) -> ProcessDeps:
     clock, entropy = SystemClock(), SystemEntropy()
+    link = settings.link
+    paths = KvPaths(settings.worker_id, settings.kv, settings.socket_directory, meter, link.tls, link.tls)
+    transports = paths.open(WORKER_SCHEMES)
     loaded = build_engine(settings, decoder, clock, entropy.u64(), _telling(events))
     parts = WorkerDeps(
         loaded.engine,
@@ -154,13 +157,13 @@ def _process(
         publishing(settings.index, clock, meter),
         DigestThreads,
         hardware,
+        settings.kv.node,
+        paths.problems,
     )
-    link = settings.link
     key_file = settings.ticket_key_file
     keys = None if key_file is None else LinkKeys(read_keyring(key_file).secrets)
     links = open_server(link.bind, link.advertise, link.tls, settings.deadlines.connect_s, keys)
-    paths = KvPaths(settings.worker_id, settings.kv, settings.socket_directory, meter, link.tls, link.tls)
-    return ProcessDeps(settings, parts, links, paths.open(WORKER_SCHEMES), loaded.begin_epoch, events, health)
+    return ProcessDeps(settings, parts, links, transports, loaded.begin_epoch, events, health)
 
 
 def _telling(events: EventLines) -> ProgressCallback:

@@ -7,6 +7,7 @@ from typing import Final
 from kv_transfer.index.redis_settings import RedisSettings
 from kv_transfer.tiers.settings import TierSettings
 from kv_transfer.transport.limits import ConnectionLimits
+from kv_transfer.transport.locked_memory import PROBE_BYTES
 from tandem.core.deadlines import Deadlines
 from tandem.core.errors import TandemError
 from tandem.engine.settings import SchedulerSettings
@@ -48,13 +49,24 @@ class KvSettings:
     host: str = "127.0.0.1"
     port: int = 0
     nixl_port: int = 0
+    shm_directory: str | None = None
+    """Where workers of one machine find each other's sockets for `shm`; by default `socket_directory`."""
+    node: str = ""
+    """Name of the machine whose workers share `shm_directory`. `shm` addresses with another name are passed over;
+    without one every worker may be on this machine."""
     advertise: str | None = None
     tls: str = "auto"
     """Whether `tcp` is encrypted, with the certificates of links: `auto` where there are some, `on` insists on them,
     `off` never. Workers that see it differently do not pull from each other."""
+    lock_probe: int = PROBE_BYTES
+    """Bytes that a worker with `nixl` tries to lock when it starts, as registering memory with an RDMA device does;
+    0 tries nothing."""
     limits: ConnectionLimits = field(default_factory=ConnectionLimits)
 
     def __post_init__(self) -> None:
+        if self.lock_probe < 0:
+            problem = f"lock_probe = {self.lock_probe}: expected bytes, or 0 to try nothing"
+            raise TandemError("bad_setting", problem, param="lock_probe")
         if self.tls not in KV_TLS_MODES:
             problem = f"tls = {self.tls!r}: expected {', '.join(KV_TLS_MODES)}"
             raise TandemError("bad_setting", problem, param="tls")

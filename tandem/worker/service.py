@@ -76,7 +76,8 @@ class WorkerService:
         self._events.emit("loading", fraction=1.0)
         incarnation = WorkerEpoch(epoch, self._parts.deadlines.heartbeat_lost_s, self._renew)
         told, who = self._parts.settings.kv_events and info.kv_events, self._name
-        problems = (f"KV is not exchanged: {info.not_exchanged}",) if info.not_exchanged else ()
+        unexchanged = (f"KV is not exchanged: {info.not_exchanged}",) if info.not_exchanged else ()
+        problems = unexchanged or self._parts.kv_problems
         identity = Identity(
             who.worker_id,
             who.role,

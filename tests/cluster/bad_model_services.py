@@ -317,6 +317,17 @@ BAD: Final = (
     Bad("store without a place", "spec: {store: {nvme: 4Gi}}", "nvme and nvmeDir go together"),
     Bad("no Redis", "spec: {redis: 'http://cache'}", "redis must be a URL that begins with redis://"),
     Bad(
+        "two places for Redis",
+        "spec: {redis: 'redis://cache', redisSecretRef: {name: redis}}",
+        "give redis or redisSecretRef, not both",
+    ),
+    Bad(
+        "no key of a Secret",
+        "spec: {redisSecretRef: {name: redis, key: a key}}",
+        "spec.redisSecretRef.key 'a key' must be a Secret's key",
+        "spec.redisSecretRef.key in body should match",
+    ),
+    Bad(
         "no such port",
         "spec: {router: {port: 70000}}",
         "spec.router.port is 70000: expected at most 65535",
@@ -329,6 +340,17 @@ BAD: Final = (
         "spec.rollout.gate.agreement in body should be less than or equal to 1",
     ),
 )
+
+BAD_IN_A_CLUSTER: Final = tuple(
+    Bad(f"a Redis with credentials, {url}", f"spec: {{redis: '{url}'}}", "name that in redisSecretRef instead")
+    for url in (
+        "redis://:word@cache:6379/0",
+        "redis://user@cache",
+        "redis://a,rediss://u:w@b",
+        "redis://c?password=w",
+    )
+)
+"""Refused in a cluster alone; `tandem up` and Ray take them."""
 
 BAD_UPDATES: Final = (
     BadUpdate("another name", "spec: {model: {name: talk}}", "name is what clients ask for and cannot be changed"),

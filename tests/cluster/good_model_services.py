@@ -149,6 +149,16 @@ spec:
   slo: {ttftMs: 2000, tpotMs: 25}
 """
 
+REDIS_IN_A_SECRET: Final = """
+apiVersion: tandem.dev/v1alpha1
+kind: ModelService
+metadata: {name: indexed}
+spec:
+  pools:
+  - {name: all, role: unified}
+  redisSecretRef: {name: redis-of-llm, key: uri}
+"""
+
 GOOD: Final = {
     "a split that follows the load": AUTO,
     "parts of GPUs": SHARED,
@@ -158,4 +168,5 @@ GOOD: Final = {
     "MoE with experts": MOE,
     "asleep at night": ASLEEP_AT_NIGHT,
     "AMD, engines per pool": AMD,
+    "Redis in a Secret": REDIS_IN_A_SECRET,
 }

@@ -81,10 +81,10 @@ def test_workers_of_the_examples_are_let_in(path: Path, restricted: Admin) -> No
         metadata = {**template["metadata"], "name": "probe", "namespace": "llm"}
         pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}
         answer = restricted.ask("POST", "/api/v1/namespaces/llm/pods?dryRun=All&fieldValidation=Strict", pod)
-        rdma = any(name.startswith("rdma/") for name in template["spec"]["containers"][0]["resources"]["limits"])
-        assert answer.status == (403 if rdma else 201), answer.message
-        # Memory that RDMA is to reach has to be locked, which the strictest level does not grant.
-        assert not rdma or "IPC_LOCK" in answer.message
+        unlimited = pool.network is not None and pool.network.locked_memory == "unlimited"
+        assert answer.status == (403 if unlimited else 201), answer.message
+        # Locked memory without a bound takes a right that the strictest level does not grant.
+        assert not unlimited or "IPC_LOCK" in answer.message
 
 
 @pytest.fixture

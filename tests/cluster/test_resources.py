@@ -13,7 +13,7 @@ from control_plane.objects.pruning import pruned, served_schema
 from tandem.kube.kinds import SCALED_OBJECT
 from tandem.spec.pool import Autoscaling, Pool
 from tests.cluster import bad_model_services as cases
-from tests.cluster.bad_model_services import BAD, BAD_UPDATES, Bad, BadUpdate
+from tests.cluster.bad_model_services import BAD, BAD_IN_A_CLUSTER, BAD_UPDATES, Bad, BadUpdate
 from tests.cluster.good_model_services import GOOD
 from tests.cluster.lab.admin import Admin
 
@@ -34,7 +34,7 @@ def placed(service: dict[str, Any], namespace: str) -> dict[str, Any]:
 
 @pytest.mark.usefixtures("crds")
 class TestModelServices:
-    @pytest.mark.parametrize("case", BAD, ids=lambda case: case.name)
+    @pytest.mark.parametrize("case", [*BAD, *BAD_IN_A_CLUSTER], ids=lambda case: case.name)
     def test_a_bad_service_is_refused_with_the_intended_sentence(
         self, case: Bad, admin: Admin, namespace: str
     ) -> None:

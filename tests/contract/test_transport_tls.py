@@ -137,6 +137,19 @@ async def test_the_name_in_the_certificate_has_to_be_the_expected_one(tmp_path: 
             assert receiver.refused == [("receiver", "name")]
 
 
+async def test_a_holder_lets_in_those_alone_whose_certificate_it_was_told_of(tmp_path: Path) -> None:
+    ours = make_certificates(tmp_path / "ours", "DNS:tandem-worker.b")
+    for names, let_in in (("tandem-router", "tandem-worker.b"), True), (("tandem-router", "tandem-worker.a"), False):
+        holds = encryption("on", replace(ours, client_names=names), ours)
+        asks = encryption("on", ours, replace(ours, server_name="tandem-worker.b"))
+        async with parted(holds, asks) as (s, holder, _):
+            if let_in:
+                assert len(await s.events(s.request(ready_lease(s.holder, 2)))) == 3
+            else:
+                await refused(s)
+                await eventually(lambda holder=holder: holder.refused == [("holder", "name")])  # type: ignore[misc]
+
+
 def test_modes_and_certificates(tmp_path: Path) -> None:
     ours, none = make_certificates(tmp_path / "ours"), TlsSettings()
     assert encryption("auto", ours, ours).on

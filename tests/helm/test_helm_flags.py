@@ -10,6 +10,7 @@ import pytest
 from control_plane.__main__ import flags as operator_flags
 from control_plane.objects import names
 from control_plane.objects.installation import LINK_PORT, TLS_DIRECTORY, Installation
+from control_plane.objects.worker_defaults import WorkerDefaults
 from control_plane.objects.worker_flags import settings_map
 from control_plane.operator.mirror import ROUTERS
 from control_plane.operator.settings import OperatorSettings
@@ -34,11 +35,11 @@ def command_of(objects: list[Json], kind: str, name: str) -> tuple[list[str], li
     (workload,) = of_kind(objects, kind, name)
     (container,) = workload["spec"]["template"]["spec"]["containers"]
     environment = {each["name"]: each["value"] for each in container["env"] if "value" in each}
-    arguments = list(container["args"])
+    arguments = [each.replace("$$(", "\0") for each in container["args"]]
     for variable, value in _POD.items():
         arguments = [each.replace(f"$({variable})", value) for each in arguments]
     assert not [each for each in arguments if "$(" in each], "a variable that the pod does not have"
-    return container["command"], arguments, environment
+    return container["command"], [each.replace("\0", "$(") for each in arguments], environment
 
 
 def operator(variant: str) -> OperatorSettings:
@@ -70,8 +71,8 @@ def test_operators_take_their_flags(variant: str) -> None:
 @pytest.mark.parametrize("variant", [name for name in VARIANTS if name != "nothing but the operator"])
 def test_routers_take_their_flags(variant: str) -> None:
     settings = router(variant)
-    assert (settings.host, settings.port, settings.grpc_port) == ("0.0.0.0", 8000, 9000)
-    assert settings.metrics_bind == "0.0.0.0:8001"
+    assert (settings.host, settings.port, settings.grpc_port) == ("::", 8000, 9000)
+    assert settings.metrics_bind == "[::]:8001"
     (workload,) = of_kind(RENDERED[variant], "Deployment", "tandem-router")
     (container,) = workload["spec"]["template"]["spec"]["containers"]
     ports = {port["name"]: port["containerPort"] for port in container["ports"]}
@@ -114,20 +115,45 @@ def test_workers_get_what_the_chart_has() -> None:
         "/var/lib/tandem",
     )
     assert full.cache_size == "300Gi"
+    assert full.shared_host_path == "/run/tandem"
+    assert full.worker_defaults == WorkerDefaults(
+        pod_labels={"team": "serving"},
+        pod_annotations={"example.com/note": "$(HOME) <&>"},
+        runtime_class_name="nvidia",
+        priority_class_name="workers",
+        tolerations=({"key": "example.com/only", "operator": "Exists"},),
+        resources={"requests": {"cpu": 8}, "limits": {"memory": "64Gi"}},
+        pod_security_context={"runAsUser": 1000680000, "supplementalGroups": [44]},
+        security_context={"seLinuxOptions": {"level": "s0:c26,c5"}},
+    )
+    assert operator("users that the platform assigns").installation.worker_defaults.plain == {"assignedUser": True}
     assert (full.template_secrets, full.template_volumes) == (("tokens",), ("nfs", "/mnt/weights"))
     assert (full.template_capabilities, full.template_service_accounts) == ((), ("reader",))
     assert (plain.template_root, full.template_root) == (False, True)
+    assert (plain.template_locked_memory, full.template_locked_memory) == (False, True)
     assert operator("no TLS").installation.tls_secret is None
     assert not operator("no TLS").installation.scaler_secure
     assert operator("Secrets of others").installation.tls_secret == "certificates"
     assert operator("Secrets of others").installation.key_secret == "key"
 
 
+DEFAULTS: Final = (
+    "podLabels",
+    "podAnnotations",
+    "runtimeClassName",
+    "priorityClassName",
+    "tolerations",
+    "resources",
+    "podSecurityContext",
+    "securityContext",
+)
 NEW_VALUES: Final[tuple[Json, ...]] = (
     {"operator": {"rollout": None}, "workers": {"template": None, "cacheSize": None}, "gitops": None},
     {
-        "operator": {"rollout": {"maxConcurrent": None}},
+        "operator": {"rollout": {"maxConcurrent": None, "inPlaceAfterSeconds": None}},
+        "assignedUser": None,
         "workers": {
+            **dict.fromkeys(DEFAULTS),
             "template": dict.fromkeys(("secrets", "volumes", "capabilities", "serviceAccounts", "root")),
         },
     },
@@ -141,9 +167,12 @@ def test_values_of_the_version_before_do_as_they_are(without: Json) -> None:
 
 
 def test_no_bound_on_rollouts_and_no_capabilities_are_not_taken_for_nothing_said() -> None:
-    said = {"operator": {"rollout": {"maxConcurrent": 0}}, "workers": {"template": {"capabilities": []}}}
+    said = {
+        "operator": {"rollout": {"maxConcurrent": 0, "inPlaceAfterSeconds": 900}},
+        "workers": {"template": {"capabilities": []}},
+    }
     told = operator_of(render(said)).installation
-    assert (told.rollouts_at_once, told.template_capabilities) == (0, ())
+    assert (told.rollouts_at_once, told.template_capabilities, told.in_place_after_s) == (0, (), 900.0)
 
 
 def test_the_scaler_and_the_routers_are_where_the_operator_says() -> None:

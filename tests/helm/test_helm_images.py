@@ -50,6 +50,10 @@ def test_pods_run_as_the_user_of_the_image(objects: list[Json]) -> None:
     assert user.rest == f"{USER}:{USER}"
     for workload in ours(objects):
         security = workload["spec"]["template"]["spec"]["securityContext"]
+        assert security["runAsNonRoot"] is True
+        if objects is rendered()["users that the platform assigns"]:
+            assert not security.keys() & {"runAsUser", "runAsGroup", "fsGroup"}
+            continue
         assert (security["runAsUser"], security["runAsGroup"], security["fsGroup"]) == (USER, USER, USER)
 
 

@@ -66,7 +66,7 @@ def test_pods_pass_the_restricted_standard(objects: list[Json]) -> None:
         spec = workload["spec"]["template"]["spec"]
         assert not {"hostNetwork", "hostPID", "hostIPC"} & spec.keys()
         assert spec["securityContext"]["runAsNonRoot"] is True
-        assert spec["securityContext"]["runAsUser"] > 0
+        assert spec["securityContext"].get("runAsUser", 1) > 0
         assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
         for volume in spec.get("volumes", ()):
             assert set(volume) - {"name"} <= _RESTRICTED_VOLUMES
@@ -184,9 +184,23 @@ def test_a_redis_elsewhere_is_not_run_here() -> None:
     objects = RENDERED["a Redis elsewhere"]
     assert of_kind(objects, "Deployment", "tandem-redis") == []
     (secret,) = of_kind(objects, "Secret", "tandem-redis")
-    assert secret["stringData"]["url"] == "rediss://:word@cache.example:6390/0"
+    assert secret["stringData"]["url"] == "rediss://cache.example:6390/0"
     (router,) = of_kind(objects, "NetworkPolicy", "tandem-router")
     assert {"protocol": "TCP", "port": 6390} in [p for rule in router["spec"]["egress"] for p in rule["ports"]]
+
+
+def test_a_redis_in_a_secret_is_found_by_its_key_and_let_through_at_its_port() -> None:
+    objects = RENDERED["a Redis in a Secret"]
+    assert of_kind(objects, "Secret", "redis-url") == of_kind(objects, "Secret", "tandem-redis") == []
+    (router,) = of_kind(objects, "Deployment", "tandem-router")
+    (variable,) = (each for each in containers(router)[0]["env"] if each["name"] == "TANDEM_INDEX__REDIS_URL")
+    assert variable["valueFrom"] == {"secretKeyRef": {"name": "redis-url", "key": "uri"}}
+    (operator,) = of_kind(objects, "Deployment", "tandem-operator")
+    assert "--redis_secret=redis-url/uri" in containers(operator)[0]["args"]
+    for name in ("tandem-router", "tandem-workers"):
+        (policy,) = of_kind(objects, "NetworkPolicy", name)
+        ports = [rule.get("ports") for rule in policy["spec"]["egress"]]
+        assert [{"protocol": "TCP", "port": 6390}] in ports
 
 
 def test_there_is_no_model_in_the_chart() -> None:

@@ -40,6 +40,8 @@ def leaves(values: Json, path: str = "") -> Iterator[str]:
             yield here
 
 
+_OPEN: Final = re.compile(r"\.(resources|podSecurityContext|securityContext)\.")
+"""Parts of a pod as Kubernetes has them, of which values.yaml need not name each."""
 PARTS: Final = dict(parts(SCHEMA))
 
 
@@ -65,7 +67,7 @@ def test_defaults_and_schema_name_the_same_values() -> None:
     assert {path for path in named if path not in known and not inner.search(path)} == set()
     single = {path for path in known if "properties" not in resolved(PARTS[path])}
     above = {path.rpartition(".")[0] for path in leaves(DEFAULTS)}
-    assert {path for path in single - named - above if ".resources." not in path} == set()
+    assert {path for path in single - named - above if not _OPEN.search(path)} == set()
 
 
 def wrong(schema: Json) -> Any:
@@ -102,11 +104,17 @@ def test_wrong_types_and_unknown_keys_are_refused_by_name(path: str) -> None:
         ({"namespaces": ["Not_a_name"]}, "namespaces"),
         ({"namespaces": ["twice", "twice"]}, "namespaces"),
         ({"redis": {"url": "http://cache"}}, "url"),
+        ({"redis": {"existingSecretKey": "a key"}}, "existingSecretKey"),
         ({"kvStore": {"dram": "much"}}, "dram"),
         ({"log": {"format": "xml"}}, "format"),
         ({"tls": {"source": "nobody"}}, "source"),
         ({"networkPolicy": {"modelSources": {"ports": [0]}}}, "ports"),
         ({"router": {"resources": {"limits": {"memory": "many"}}}}, "memory"),
+        ({"workers": {"resources": {"limits": {"memory": "many"}}}}, "memory"),
+        ({"workers": {"podSecurityContext": {"runAsUser": -1}}}, "runAsUser"),
+        ({"workers": {"podSecurityContext": {"privileged": True}}}, "privileged"),
+        ({"workers": {"securityContext": {"fsGroup": 1}}}, "fsGroup"),
+        ({"operator": {"rollout": {"inPlaceAfterSeconds": 1}}}, "inPlaceAfterSeconds"),
     ],
 )
 def test_values_out_of_bounds_are_refused(values: Json, word: str) -> None:
@@ -119,6 +127,10 @@ def test_values_out_of_bounds_are_refused(values: Json, word: str) -> None:
         ({"tls": {"source": "existing"}}, "name the Secret in tls.existingSecret"),
         ({"kvStore": {"enabled": True}}, "name the ModelService whose blocks are kept in kvStore.modelService"),
         (
+            {"assignedUser": True, "workers": {"cacheHostPath": "/var/lib/tandem"}},
+            "nobody knows whom the directory workers.cacheHostPath is to belong to",
+        ),
+        (
             {"namespaces": ["llm", "search"], "tls": {"source": "certManager"}},
             "name a ClusterIssuer in tls.certManager.issuerRef",
         ),
@@ -126,6 +138,17 @@ def test_values_out_of_bounds_are_refused(values: Json, word: str) -> None:
 )
 def test_values_that_do_not_go_together_are_refused_with_a_sentence(values: Json, sentence: str) -> None:
     assert sentence in refused(values)
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["redis://:word@cache", "redis://user@cache", "redis://cache,rediss://a:word@b:1", "redis://c?password=word"],
+)
+def test_a_password_is_refused_in_values_and_not_repeated(url: str) -> None:
+    said = refused({"namespaces": ["llm"], "redis": {"url": url}})
+    sentence = f"make a Secret with the URL under `url` in each namespace ({NAMESPACE}, llm), and name it in redis."
+    assert sentence in said
+    assert "word" not in said.replace("password", "")
 
 
 def test_every_variant_passes_the_schema() -> None:

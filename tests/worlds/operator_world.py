@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import msgspec
 import yaml
 
-from control_plane.objects.installation import Installation
+from control_plane.objects.installation import Installation, tenants_of
 from control_plane.objects.names import DELETION_COST, GATE, POOL, REVISION, annotations_of, labels_of
 from control_plane.observe.observed import DesiredSpec, ModelFacts
 from control_plane.observe.pods import PodLoad
@@ -100,6 +100,10 @@ class Routers:
     counts: dict[str, Health] = field(default_factory=dict)
     running: dict[str, int] = field(default_factory=dict)
     """Sequences by pod."""
+    paths: dict[str, str] = field(default_factory=dict)
+    """How workers move KV, by pod."""
+    problems: dict[str, str] = field(default_factory=dict)
+    """Why they cannot use RDMA, by pod."""
     shares: dict[str, tuple[int, bool]] = field(default_factory=dict)
     """Weight of each revision with traffic, and whether its answers fail."""
     heard: dict[str, frozenset[str]] = field(default_factory=dict)
@@ -109,7 +113,12 @@ class Routers:
         return self.counts.get(revision, Health())
 
     def loads(self, key: tuple[str, str]) -> dict[str, PodLoad]:
-        return {name: PodLoad(running) for name, running in self.running.items()}
+        return {
+            name: PodLoad(
+                self.running.get(name, 0), kv_path=self.paths.get(name), kv_problem=self.problems.get(name, "")
+            )
+            for name in {*self.running, *self.paths}
+        }
 
     def routers(self, key: tuple[str, str]) -> dict[str, frozenset[str]]:
         return self.heard
@@ -138,16 +147,19 @@ class Models:
 class World:
     """One service. `tick` lets a second of virtual time pass in it."""
 
-    def __init__(self, lacks: frozenset[Kind] = frozenset({SCALED_OBJECT})) -> None:
+    def __init__(self, lacks: frozenset[Kind] = frozenset({SCALED_OBJECT}), tenants: tuple[str, ...] = ()) -> None:
         self.clock = LoopClock(asyncio.get_running_loop())
         self.cluster = CrashingCluster(self.clock, lacks)
         self.routers = Routers(self)
         self.models = Models()
         self.spec: Json = yaml.safe_load(SPEC)
-        self.installation = Installation(worker_image="one")
+        self.installation = Installation(worker_image="one", tenants=tenants)
         self.lives = 0
         self._operator: asyncio.Task[None] | None = None
         self._born: dict[str, float] = {}
+        self.room: dict[str, int] = {}
+        """Pods of a pool that nodes have room for; any number where it is absent."""
+        self._placed: set[str] = set()
         self._pods = 0
         self._looked_at = -1
 
@@ -269,7 +281,7 @@ class World:
         self.lives += 1
         queue: WorkQueue[tuple[str, str]] = WorkQueue(self.clock)
         entropy = SeededEntropy(self.lives)
-        mirror = Mirror(self.cluster, Watched(), self.clock, entropy, queue.add)
+        mirror = Mirror(self.cluster, Watched(tenants=tenants_of(self.installation)), self.clock, entropy, queue.add)
         meter = NullMeter()
         recorder = EventRecorder(self.cluster, self.clock, "tandem.dev/operator", f"life-{self.lives}")
         applier = Applier(self.cluster, self.clock, recorder, meter)
@@ -335,9 +347,28 @@ class World:
         pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": obj["spec"]["template"]["spec"]}
         await MemoryCluster.apply(self.cluster, pod, "deployment-controller")
 
+    async def _schedule(self) -> None:
+        """As a scheduler: pods that wait get a node as soon as another one of their pool has left it."""
+        for pool, most in self.room.items():
+            pods = {pod["metadata"]["name"]: pod for pod in self.pods(pool)}
+            self._placed |= {name for name, pod in pods.items() if is_ready(pod)}
+            waiting = [name for name in pods if name not in self._placed]
+            free = max(0, most - (len(pods) - len(waiting)))
+            for name in waiting[:free]:
+                self._placed.add(name)
+                self._born[name] = self.clock.now()
+                if "status" in pods[name]:
+                    await self._say(pods[name], "PodScheduled", True)
+            for name in waiting[free:]:
+                if "status" not in pods[name]:
+                    await self._say(pods[name], "PodScheduled", False)
+
     async def _kubelet(self) -> None:
+        await self._schedule()
         for pod in self.pods():
             name = pod["metadata"]["name"]
+            if labels_of(pod)[POOL] in self.room and name not in self._placed:
+                continue
             image = pod["spec"]["containers"][0]["image"]
             if image == NO_ROOM and "status" not in pod:
                 await self._say(pod, "PodScheduled", False)
@@ -352,7 +383,7 @@ class World:
     async def _say(self, pod: Json, type_: str, holds: bool) -> None:
         when = timestamp(self.clock.wall())
         condition = {"type": type_, "status": "True" if holds else "False", "lastTransitionTime": when}
-        if type_ == "PodScheduled":
+        if type_ == "PodScheduled" and not holds:
             condition |= {
                 "reason": "Unschedulable",
                 "message": "0/2 nodes are available: 2 Insufficient nvidia.com/gpu.",

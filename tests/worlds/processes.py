@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,14 +28,15 @@ class Running:
         self._names: list[str] = []
 
     @classmethod
-    async def start(cls, module: str, *flags: str) -> "Running":
-        argv = (sys.executable, "-m", module, "--events", "--engine", "simulated", *flags)
+    async def start(cls, module: str, *flags: str, environment: Mapping[str, str] | None = None) -> "Running":
+        engine = () if module == "kv_store" else ("--engine", "simulated")
+        argv = (sys.executable, "-m", module, "--events", *engine, *flags)
         return cls(
             await asyncio.create_subprocess_exec(
                 *argv,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.DEVNULL,
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                env={**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})},
             )
         )
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field, replace
 
 from control_plane.rollout import (
     Health,
+    NoRoom,
     PoolPods,
     PoolTarget,
     RevisionObserved,
@@ -23,9 +24,11 @@ POOLS = (PoolTarget("prefill", 2), PoolTarget("decode", 6))
 
 @dataclass
 class Pod:
-    """One pod; it is ready from `ready_at` on."""
+    """One pod; it is ready from `ready_at` on. Since `unplaced_at` no node has had room for it; None: one has."""
 
     ready_at: float
+    unplaced_at: float | None = None
+    placed: bool = True
 
     def ready(self, now: float) -> bool:
         return self.ready_at <= now
@@ -42,6 +45,8 @@ class RolloutWorld:
     told: dict[str, int] = field(default_factory=dict)
     gates: dict[str, str] = field(default_factory=dict)
     last: RolloutPlan | None = None
+    room: dict[str, int] = field(default_factory=dict)
+    """Pods of a pool that nodes have room for; any number where it is absent."""
 
     def observed(self) -> dict[str, RevisionObserved]:
         revisions = dict.fromkeys(name for _, name in self.pods)
@@ -55,7 +60,12 @@ class RolloutWorld:
         }
         bad = 100 if self.told.get(name) else 0
         health = Health(1000, bad if name == WRONG else 0, bad if name == SLOW else 0)
-        return RevisionObserved(pools, self.gates.get(name, "unknown"), health)  # type: ignore[arg-type]
+        no_room = {
+            pool: NoRoom(min(waits))
+            for (pool, revision), pods in self.pods.items()
+            if revision == name and (waits := [pod.unplaced_at for pod in pods if pod.unplaced_at is not None])
+        }
+        return RevisionObserved(pools, self.gates.get(name, "unknown"), health, no_room=no_room)  # type: ignore[arg-type]
 
     def decide(self) -> RolloutPlan:
         self.last = step(self.state, self.spec, self.observed(), self.now)
@@ -66,6 +76,7 @@ class RolloutWorld:
         for number, ((pool, name), count) in enumerate(sorted(plan.replicas.items())):
             if crash is None or crash >> (number + 1) & 1:
                 self._scale(pool, name, count)
+        self._place()
         if crash is None or crash & 1:
             self.state, self.told = plan.state, dict(plan.weights)
         if crash is None:
@@ -77,7 +88,24 @@ class RolloutWorld:
         pods.sort(key=lambda pod: pod.ready_at)  # what is not ready goes first
         del pods[count:]
         never = name == NEVER_READY and pool == self.spec.pools[-1].name
-        pods += [Pod(float("inf") if never else self.now + READY_AFTER_S) for _ in range(count - len(pods))]
+        starts = float("inf") if never or pool in self.room else self.now + READY_AFTER_S
+        pods += [Pod(starts, placed=pool not in self.room) for _ in range(count - len(pods))]
+
+    def _place(self) -> None:
+        """As a scheduler: pods that wait get a node as soon as another one of their pool has left it."""
+        for pool, most in self.room.items():
+            pods = [(name, pod) for (of, name), pods in self.pods.items() if of == pool for pod in pods]
+            free = most - sum(pod.placed for _, pod in pods)
+            for name, pod in pods:
+                if pod.placed:
+                    continue
+                if free > 0:
+                    free -= 1
+                    never = name == NEVER_READY and pool == self.spec.pools[-1].name
+                    pod.placed, pod.unplaced_at = True, None
+                    pod.ready_at = float("inf") if never else self.now + READY_AFTER_S
+                elif pod.unplaced_at is None:
+                    pod.unplaced_at = self.now
 
     def kill(self, number: int) -> None:
         """A pod dies and is started again."""
@@ -99,7 +127,9 @@ class RolloutWorld:
 
     def goals(self) -> tuple[PoolTarget, ...]:
         revisions = {name for (_, name), pods in self.pods.items() if pods} | {self.spec.revision}
-        return feasible(self.spec.pools, len(revisions))
+        known = self.last.state.in_place if self.last is not None else None
+        pools = known.pools if known is not None and known.revision == self.spec.revision else ()
+        return feasible(self.spec.pools, len(revisions), pools)
 
     def ready(self, pool: str, name: str) -> int:
         return sum(pod.ready(self.now) for pod in self.pods.get((pool, name), []))

@@ -178,7 +178,9 @@ def pooled(fits: Sequence[StepFit], prior: Shape, means: Iterable[tuple[Features
         if found > 0.0:
             shape.add(reference, found)
     for features, ms, weight in means:
-        shape.add(features, ms, weight)
+        # A clock that stands still measures nothing.
+        if ms > 0.0:
+            shape.add(features, ms, weight)
     shape.settle()
     return Shape(*shape.coefficients)
 

@@ -15,6 +15,7 @@ from tandem.apps.cli.platform import Platform
 from tandem.apps.cli.supervisor import ROUTER, Supervisor
 from tandem.apps.cli.up_options import parse
 from tandem.core.errors import TandemError
+from tandem.link.address import split_host
 
 T = TypeVar("T")
 MetricSamples = Mapping[str, float]
@@ -46,8 +47,8 @@ class LivePlatform:
         """The metrics that a process publishes now. Raises `OSError` when the process does not answer."""
         if member.role == ROUTER:
             return parse_metrics(await scrape(self.host, self.port))
-        host, _, port = member.metrics.rpartition(":")
-        return parse_metrics(await scrape(host, int(port)))
+        host, port = split_host(member.metrics)
+        return parse_metrics(await scrape(host, port or 0))
 
     def pid(self, member: Member) -> int:
         """The process id of a member that runs."""

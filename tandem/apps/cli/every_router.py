@@ -8,15 +8,14 @@ from tandem.apps.cli.registry import find
 from tandem.apps.cli.router_client import EndedStatus, RunningStatus, fetch_status
 from tandem.apps.client.http import Target
 from tandem.core.errors import TandemError
-from tandem.link.address import split_host
+from tandem.link.address import join_host, split_host
 
 
 def routers_behind(target: Target, environment: Mapping[str, str]) -> tuple[Target, ...]:
     """The routers of this user's platform at a target, by ports of their own; none where no such platform is
     known."""
-    host = f"[{target.host}]" if ":" in target.host else target.host
     try:
-        members = find(f"http://{host}:{target.port}", environment).members
+        members = find(f"http://{join_host(target.host, target.port)}", environment).members
     except TandemError:
         return ()
     found = []

@@ -37,7 +37,7 @@ COMMANDS: Final = {
         "tandem.apps.chaos.drill.command", "strike a running platform under load and judge every answer"
     ),
     "doctor": Command(
-        "tandem.apps.cli.doctor.command", "whether a ModelService would work, before anything is started"
+        "tandem.apps.cli.doctor.command", "what a node or pod lacks, or whether a ModelService would work"
     ),
     "fetch": Command("tandem.apps.cli.fetch", "bring a model's weights to this node, once for all who need them"),
     "kv-store": Command("kv_store.__main__", "a process that keeps KV blocks for workers that come and go"),

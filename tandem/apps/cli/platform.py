@@ -26,6 +26,8 @@ from tandem.core.clock import Clock
 from tandem.core.errors import TandemError
 from tandem.devices.reading import read_topology
 from tandem.devices.topology import Topology
+from tandem.link.address import join_host
+from tandem.process.listening import EVERYWHERE
 from tandem.process.local_processes import LocalProcesses
 from tandem.process.system import SystemClock, SystemEntropy
 from tandem.process.workers_file import ServiceEntry
@@ -51,7 +53,7 @@ class Platform:
     ) -> None:
         router = service.spec.router
         check_free(router.host, {"--port": router.port, "--grpc-port": router.grpc_port or 0})
-        reachable = "127.0.0.1" if router.host in ("0.0.0.0", "::") else router.host
+        reachable = {"0.0.0.0": "127.0.0.1", EVERYWHERE: "localhost"}.get(router.host, router.host)
         port = router.port or free_port(router.host)
         self.service = service
         self.target = Target(reachable, port, False, "")
@@ -84,8 +86,7 @@ class Platform:
 
     @property
     def url(self) -> str:
-        host = f"[{self.target.host}]" if ":" in self.target.host else self.target.host
-        return f"http://{host}:{self.target.port}"
+        return f"http://{join_host(self.target.host, self.target.port)}"
 
     async def run(self, board: StatusDisplay, work: Callable[[Supervisor], Awaitable[T]]) -> T:
         """Start everything, do `work`, and stop everything in order. A first signal stops, a second hurries.

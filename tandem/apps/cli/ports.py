@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from tandem.core.errors import TandemError
+from tandem.process.listening import bound
 
 _OWN: Final = range(15_000, 30_000)
 _TRIES: Final = 20
@@ -49,11 +50,8 @@ def _check(host: str, flag: str, port: int) -> None:
 
 
 def _bound(host: str, port: int) -> socket.socket:
-    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    listener = socket.socket(family, kind, protocol)
+    listener = bound(host, port)
     try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
         listener.listen(1)
     except OSError:
         listener.close()

@@ -12,6 +12,7 @@ from tandem.apps.client.http import Client, Target
 from tandem.apps.client.wire import BadResponse
 from tandem.core.errors import TandemError
 from tandem.core.spans import Span
+from tandem.link.address import split_host
 
 
 async def send_request(
@@ -33,11 +34,11 @@ async def send_request(
 async def metrics_page(address: str, timeout_s: float) -> str | None:
     """The Prometheus page of a process that serves its metrics at `host:port`; None while it does not, or while its
     address is not known."""
-    host, _, port = address.rpartition(":")
-    if not port.isdigit():
+    host, port = split_host(address)
+    if port is None:
         return None
     try:
-        status, body = await send_request(Target(host, int(port), False, ""), "GET", "/metrics", timeout_s=timeout_s)
+        status, body = await send_request(Target(host, port, False, ""), "GET", "/metrics", timeout_s=timeout_s)
     except TandemError:
         return None
     return body.decode("utf-8", "replace") if status == 200 else None

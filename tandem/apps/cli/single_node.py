@@ -110,6 +110,7 @@ def local_source(source: str) -> str:
 def ignored_fields(service: ModelService) -> str | None:
     """One line that names the given fields that have no effect on one machine, or None."""
     given = [f"spec.model.{key}" for key in _given(service.spec.model, _MODEL)]
+    given += [f"spec.{key}" for key in _given(service.spec, ("redis_secret_ref",))]
     given += [f"spec.rollout.{key}" for key in _given(service.spec.rollout, ("gate",))]
     given += [f"spec.routing.{key}" for key in _given(service.spec.routing, ("max_queue_seconds",))]
     pools: dict[str, list[Pool]] = {}

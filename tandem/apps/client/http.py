@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 from tandem.apps.client.wire import BadResponse, Body, Head, split_head
 from tandem.core.errors import TandemError
+from tandem.link.address import join_host
 
 _READ_BYTES: Final = 64 * 1024
 WHOLE_BYTES_MAX: Final = 256 * 1024 * 1024
@@ -32,7 +33,7 @@ class Target:
     @property
     def authority(self) -> str:
         """The value of the Host header."""
-        return f"{self.host}:{self.port}"
+        return join_host(self.host, self.port)
 
 
 def parse_target(url: str, key: str = "") -> Target:

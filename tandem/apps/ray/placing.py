@@ -66,6 +66,8 @@ def refusals(service: ModelService) -> Iterator[str]:
         yield f"spec.model.source {spec.model.source!r} is a claim of Kubernetes; give a path of every node instead"
     if spec.model.credentials_secret is not None:
         yield "spec.model.credentialsSecret is a Secret of Kubernetes; set its variables where Ray is started"
+    if spec.redis_secret_ref is not None:
+        yield "spec.redisSecretRef is a Secret of Kubernetes; give the URL in spec.redis instead"
     if spec.rollout.gate is not None and spec.rollout.gate.prompts_config_map is not None:
         yield "spec.rollout.gate.promptsConfigMap is a ConfigMap of Kubernetes; leave it out for the usual prompts"
     for index, pool in enumerate(spec.pools):

@@ -11,6 +11,7 @@ import yaml
 from control_plane.crds.chart import files
 from control_plane.crds.definitions import definitions
 from control_plane.crds.schema import schema_of
+from tandem.spec.cluster_rules import CLUSTER_RULES
 from tandem.spec.reading import service_of
 from tandem.spec.rules import RULES
 from tests.cluster import bad_model_services as cases
@@ -71,7 +72,7 @@ def test_patterns_are_known_to_re2() -> None:
 
 def test_every_rule_is_in_a_crd() -> None:
     there = {rule["rule"] for _, _, one in EVERY for rule in one.get("x-kubernetes-validations", ())}
-    assert there == {rule.cel for rule in RULES}
+    assert there == {rule.cel for rule in (*RULES, *CLUSTER_RULES)}
     for _, path, one in EVERY:
         for rule in one.get("x-kubernetes-validations", ()):
             assert "\n" not in rule["message"]

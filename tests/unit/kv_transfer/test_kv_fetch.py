@@ -456,6 +456,13 @@ def test_routes_follow_the_holders_preference_and_end() -> None:
     assert routes(addresses, (), 3) == ()
 
 
+def test_shared_memory_of_another_node_is_no_route() -> None:
+    addresses = ("shm://node-a/run/pull", "nixl://b:1", "tcp://b:2")
+    assert routes(addresses, ("shm", "tcp"), 3, "node-a")[0] == "shm://node-a/run/pull"
+    assert routes(addresses, ("shm", "tcp"), 3, "node-b") == ("tcp://b:2", "tcp://b:2")
+    assert routes(addresses, ("shm", "tcp"), 3)[0] == "shm://node-a/run/pull", "without names it is found out"
+
+
 @pytest.mark.parametrize("opens", [True, False])
 def test_news_of_a_prompt_that_come_when_the_time_of_its_pull_is_over_harm_nobody(opens: bool) -> None:
     """A router's command may come between the end of the time and the pull's next turn."""

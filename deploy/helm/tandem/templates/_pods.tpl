@@ -2,9 +2,11 @@
 
 {{- define "tandem.podSecurity" -}}
 runAsNonRoot: true
+{{- if not .root.Values.assignedUser }}
 runAsUser: {{ .user | default 10001 }}
 runAsGroup: {{ .user | default 10001 }}
 fsGroup: {{ .user | default 10001 }}
+{{- end }}
 fsGroupChangePolicy: OnRootMismatch
 seccompProfile: {type: RuntimeDefault}
 {{- end }}
@@ -66,14 +68,17 @@ annotations: {{- toYaml . | nindent 2 }}
 {{- end }}
 
 {{/* Flags of both ends of links and other connections: `flag` is `link_tls`, say, of who dials, `link.tls` of who is
-dialed; who does both dials as well. */}}
+dialed; who does both dials as well. With tenants `letsIn` are the names of clients, and `namespace` is the workers'. */}}
 {{- define "tandem.tlsFlags" -}}
 {{- if .root.Values.tls.enabled }}
 - --{{ .flag }}.certificate=/var/run/tandem/tls/tls.crt
 - --{{ .flag }}.private_key=/var/run/tandem/tls/tls.key
 - --{{ .flag }}.authority=/var/run/tandem/tls/ca.crt
 {{- if .dials }}
-- --{{ .flag }}.server_name={{ include "tandem.tlsName" .root }}
+- --{{ .flag }}.server_name={{ include "tandem.workerName" . }}
+{{- end }}
+{{- if and .letsIn .root.Values.tenants }}
+- --{{ .flag }}.client_names={{ .letsIn }}
 {{- end }}
 {{- end }}
 {{- end }}
@@ -111,6 +116,6 @@ dialed; who does both dials as well. */}}
 {{- define "tandem.redisEnv" -}}
 {{- with include "tandem.redisSecret" .root }}
 - name: TANDEM_INDEX__REDIS_URL
-  valueFrom: {secretKeyRef: {name: {{ . }}, key: url}}
+  valueFrom: {secretKeyRef: {name: {{ . }}, key: {{ include "tandem.redisKey" $.root }}}}
 {{- end }}
 {{- end }}

@@ -118,16 +118,16 @@ def memlock(case: Case) -> Finding:
         return unchecked(check, case.name, "how much its workers pin is not known; see stage")
     pinned = f"{_gib(settings.memory_bytes)} are pinned, for each RDMA device anew"
     if rights.ipc_lock:
-        said = f"{pinned}; its pods run as root with IPC_LOCK, for whom there is no limit"
+        said = f"{pinned}; its containers begin as root with IPC_LOCK, with which there is no limit"
         return ok(check, case.name, said)
     said = (
         f"{pinned}; its pods run as {rights.user}, for whom IPC_LOCK is not in force, so that the limit of the "
         "nodes' container runtime counts"
     )
     advice = (
-        "LimitMEMLOCK=infinity for the container runtime of the nodes (`ulimit -l` in a pod shows it), or runAsUser: "
-        "0, runAsNonRoot: false and IPC_LOCK in the pool's template where workers.template.root allows it; a "
-        "worker that cannot register says so"
+        "LimitMEMLOCK=infinity for the container runtime of the nodes (`ulimit -l` in a pod shows it), or the pool's "
+        "network.lockedMemory: unlimited where workers.template.lockedMemory allows it; a worker that cannot lock "
+        "memory says so, and its service has the condition KvOverTcp"
     )
     return unchecked(check, case.name, said, advice)
 

@@ -1,7 +1,9 @@
-"""`tandem doctor --dry-run FILE`: checks whether a ModelService would work, without a GPU, a cluster or its weights.
+"""`tandem doctor [CHECK ...]`: checks what this machine or pod has for Tandem: GPUs, RDMA, locked memory, clock and
+so on, each with the cure. `tandem doctor --dry-run FILE`: checks whether a ModelService would work, without a GPU, a
+cluster or its weights.
 
-The exit status is 1 when something is wrong. A fact that cannot be known on this machine is reported as "not
-checked", with the way to check it.
+The exit status is 1 when something is wrong, or absent that was asked for by name. A fact that cannot be known here
+is reported as "not checked", with the way to check it.
 """
 
 import argparse
@@ -17,6 +19,7 @@ from tandem.apps.cli.doctor import checks
 from tandem.apps.cli.doctor.cases import Case, Host, case_of
 from tandem.apps.cli.doctor.engine_checks import Resolve, engine_findings
 from tandem.apps.cli.doctor.findings import Finding, healthy, text_of
+from tandem.apps.cli.doctor.node_command import CHECKS, asked_for, examine_node
 from tandem.apps.cli.local_model import model_config, model_directory
 from tandem.apps.cli.ports import check_free
 from tandem.apps.cli.single_node import local_source
@@ -29,15 +32,24 @@ from tandem.worker.host_memory import host_memory_bytes
 
 
 def main(arguments: Sequence[str]) -> int:
-    """0 when nothing that could be checked is wrong."""
+    """0 when nothing that could be checked is wrong. Raises `bad_setting` for a check that there is not."""
     parser = argparse.ArgumentParser(prog="tandem doctor", description=__doc__)
-    parser.add_argument("--dry-run", required=True, type=Path, metavar="FILE", help="a ModelService in YAML")
+    parser.add_argument("checks", nargs="*", metavar="CHECK", help=f"of {', '.join(CHECKS)}; by default all")
+    parser.add_argument("--disk", type=Path, metavar="DIR", help="a directory to write 256 MiB to, and to read them")
+    parser.add_argument("--source", help="a model whose files are to be listed, as in model.source")
+    parser.add_argument("--kubeconfig", metavar="FILE", help="cluster of the check `services`; by default a pod's")
+    parser.add_argument("--dry-run", type=Path, metavar="FILE", help="a ModelService in YAML")
     parser.add_argument("--model", type=Path, help="a directory with the model's config.json, if FILE's is not here")
     parser.add_argument("--json", action="store_true", help="findings as JSON")
     given = parser.parse_args(arguments)
-    service = read_service(given.dry_run)
-    directory = given.model or model_directory(local_source(service.spec.model.source))
-    findings = examine(service, directory, host_of(service))
+    if given.dry_run is None:
+        findings = examine_node(asked_for(given.checks, given.disk, given.source, given.kubeconfig))
+    elif given.checks:
+        parser.error("--dry-run FILE judges a file, and CHECK this machine: give one of them")
+    else:
+        service = read_service(given.dry_run)
+        directory = given.model or model_directory(local_source(service.spec.model.source))
+        findings = examine(service, directory, host_of(service))
     if given.json:
         sys.stdout.write(msgspec.json.encode(findings).decode() + "\n")
     else:

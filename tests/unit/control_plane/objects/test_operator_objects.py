@@ -116,7 +116,7 @@ def test_accelerators_places_and_patches() -> None:
     container = worker(pod)
     assert container["image"] == "vllm:1"
     assert container["resources"]["limits"] == {"nvidia.com/gpu": "1", "memory": "64Gi"}
-    assert container["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["IPC_LOCK"]}
+    assert container["securityContext"]["capabilities"]["drop"] == ["ALL"]
     volumes = {each["name"]: each for each in pod["spec"]["volumes"]}
     assert volumes["model"]["persistentVolumeClaim"]["claimName"] == "models"
     assert volumes["dshm"]["emptyDir"]["sizeLimit"] == "8Gi"
@@ -162,7 +162,73 @@ def test_rdma_brings_its_transport_and_its_right() -> None:
     pool = Pool("all", "unified", image="i", template=patch)
     fast = worker(pod_template(service, pool, "abc", INSTALLATION))
     assert fast["args"][fast["args"].index("--kv.transports") + 1] == "nixl,tcp"
-    assert fast["securityContext"]["capabilities"]["add"] == ["IPC_LOCK"]
+    assert "add" not in fast["securityContext"]["capabilities"], "to a user that is not root it would be no right"
+    root = {"runAsUser": 0, "runAsNonRoot": False}
+    patch = {"spec": {"containers": [{"name": "worker", **limits, "securityContext": root}]}}
+    pool = Pool("all", "unified", image="i", template=patch)
+    held = worker(pod_template(service, pool, "abc", INSTALLATION))
+    assert held["securityContext"]["capabilities"]["add"] == ["IPC_LOCK"]
+    assert held["command"][0] == "python"
+
+
+def test_locked_memory_without_a_bound_takes_the_least_rights() -> None:
+    service = read("smallest")
+    network = Network(resources={"rdma/ib": 1}, locked_memory="unlimited")
+    pool = Pool("all", "unified", image="i", network=network)
+    on_node = replace(INSTALLATION, cache_host_path="/var/lib/tandem")
+    pod = pod_template(service, pool, "abc", on_node)
+    security = worker(pod)["securityContext"]
+    assert security["capabilities"] == {"drop": ["ALL"], "add": ["IPC_LOCK", "SETUID"]}
+    assert (security["runAsUser"], security["runAsNonRoot"]) == (0, False)
+    assert security["allowPrivilegeEscalation"] is False
+    assert security["readOnlyRootFilesystem"] is True
+    assert worker(pod)["command"] == [
+        "setpriv", "--reuid=10001", "--inh-caps=+ipc_lock", "--ambient-caps=+ipc_lock", "--",
+        "python", "-m", "decode_worker",
+    ]  # fmt: skip
+    assert pod["spec"]["securityContext"]["runAsUser"] == 10001, "all other containers"
+    (owner,) = (each for each in pod["spec"]["initContainers"] if each["name"] == "cache-owner")
+    assert "10001:10001" in owner["command"], "files are the worker's, which is no root"
+    patch = {"spec": {"securityContext": {"runAsUser": 5000}}}
+    other = pod_template(service, msgspec.structs.replace(pool, template=patch), "abc", INSTALLATION)
+    assert worker(other)["command"][1] == "--reuid=5000"
+
+
+def test_workers_of_one_node_share_memory_where_the_installation_says_where() -> None:
+    service, shared = read("smallest"), replace(INSTALLATION, shared_host_path="/run/tandem")
+    pool = Pool("all", "unified", image="i", network=Network(resources={"rdma/ib": 1}))
+    pod = pod_template(service, pool, "abc", shared)
+    assert transports_of(pod) == "shm,nixl,tcp"
+    (volume,) = (each for each in pod["spec"]["volumes"] if each["name"] == "shared")
+    name = f"{service.metadata.namespace}/{service.metadata.name}"
+    assert volume["hostPath"] == {"path": f"/run/tandem/{name}", "type": "DirectoryOrCreate"}
+    (owner,) = pod["spec"]["initContainers"]
+    assert (owner["name"], owner["command"][-2:]) == ("shared-owner", ["10001:10001", "/var/run/tandem/shared"])
+    data = settings_map(service, pool, "abc", shared)["data"]
+    named = {"$(POD_IP)": "10.1.2.3", "$(NODE_NAME)": "node-a"}
+    argv = list(worker(pod)["args"])
+    for variable, value in named.items():
+        argv = [each.replace(variable, value) for each in argv]
+    assert {each["name"] for each in worker(pod)["env"]} >= {"NODE_NAME", "POD_IP"}
+    settings = load_settings(WorkerSettings, argv, {**data, "TANDEM_WORKER_ID": "pod-1", "TANDEM_ROLE": "unified"})
+    assert (settings.kv.node, settings.kv.shm_directory) == ("node-a", "/var/run/tandem/shared")
+    assert worker(pod)["volumeMounts"][-1] == {"name": "shared", "mountPath": "/var/run/tandem/shared"}
+    chosen = Pool("all", "unified", image="i", network=Network(transports=("tcp",)))
+    for template in (pod_template(service, chosen, "abc", shared), pod_template(service, pool, "abc", INSTALLATION)):
+        assert "shm" not in transports_of(template)
+        assert "hostPath" not in str(template)
+        assert "NODE_NAME" not in str(template)
+
+
+def test_locked_memory_without_a_bound_is_for_the_installation_to_allow() -> None:
+    service = read("smallest")
+    network = Network(resources={"rdma/ib": 1}, locked_memory="unlimited")
+    pools = (Pool("all", "unified", image="i", network=network),)
+    asking = msgspec.structs.replace(service, spec=msgspec.structs.replace(service.spec, pools=pools))
+    (problem,) = template_problems(asking, INSTALLATION)
+    assert problem.startswith("spec.pools[0].network.lockedMemory: unlimited is not allowed")
+    assert "workers.template.lockedMemory" in problem
+    assert not list(template_problems(asking, replace(INSTALLATION, template_locked_memory=True)))
 
 
 def transports_of(pod: Json) -> str:
@@ -188,7 +254,6 @@ def test_a_device_of_any_name_brings_rdma(resource: str) -> None:
     assert transports_of(pod) == "nixl,tcp"
     assert worker(pod)["resources"]["limits"] == {resource: "2"}
     assert {"name": "nixl", "containerPort": 7402} in worker(pod)["ports"]
-    assert worker(pod)["securityContext"]["capabilities"]["add"] == ["IPC_LOCK"]
 
 
 def test_a_claim_is_made_of_each_pod_and_transports_can_be_chosen() -> None:
@@ -445,6 +510,35 @@ def test_containers_that_a_template_adds_are_confined_as_the_worker_is() -> None
             "capabilities": {"drop": ["ALL"], **more},
         }
     assert (spec["securityContext"]["runAsNonRoot"], spec["securityContext"]["runAsUser"]) == (True, 10001)
+
+
+def test_the_url_of_redis_is_a_secrets_and_in_no_other_object() -> None:
+    service = read("Redis in a Secret", replace(INSTALLATION, redis_secret="tandem-redis/url"))
+    (variable,) = redis_variables(service)
+    assert variable["valueFrom"] == {"secretKeyRef": {"name": "redis-of-llm", "key": "uri"}}
+    told = settings_map(service, service.spec.pools[0], "abc", INSTALLATION)["data"]
+    assert {key for key in told if "INDEX" in key} == {"TANDEM_INDEX__SERVICE"}
+    assert read("Redis in a Secret", replace(INSTALLATION, redis_url="redis://cache")).spec.redis is None
+
+
+def redis_variables(service: ModelService) -> list[Json]:
+    pod = pod_template(service, service.spec.pools[0], "abc", replace(INSTALLATION, redis_secret="tandem-redis/url"))
+    return [each for each in worker(pod)["env"] if each["name"] == "TANDEM_INDEX__REDIS_URL"]
+
+
+def test_a_redis_of_the_service_goes_before_the_installations() -> None:
+    (variable,) = redis_variables(read("smallest"))
+    assert variable["valueFrom"] == {"secretKeyRef": {"name": "tandem-redis", "key": "url"}}
+    assert redis_variables(read("one node")) == [], "its URL has no password and is in the ConfigMap"
+
+
+def test_the_secret_of_a_redis_is_not_tandems_own() -> None:
+    service = read("Redis in a Secret")
+    own = replace(INSTALLATION, key_secret="redis-of-llm")
+    (said,) = template_problems(service, own)
+    assert said == (
+        "spec.redisSecretRef.name: redis-of-llm is Tandem's own; leave it out, or name one with a Redis URL"
+    )
 
 
 def test_credentials_of_a_model_are_not_tandems_own() -> None:

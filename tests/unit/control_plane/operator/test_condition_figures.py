@@ -44,6 +44,7 @@ def test_what_is_wrong_is_told_by_service_and_pool() -> None:
     services = [
         service("a", condition("Ready", False), condition("Stalled", True, "RolledBack")),
         service("b", condition("Ready", False), condition("Stalled", True, "NameConflict")),
+        service("c", condition("Ready", True), condition("KvOverTcp", True), condition("FieldsIgnored", True)),
     ]
     pools = [pool("a", "decode", condition("WorkersFailing", True), condition("InsufficientCapacity", True))]
     assert condition_figures(services, pools) == {
@@ -55,6 +56,8 @@ def test_what_is_wrong_is_told_by_service_and_pool() -> None:
         ("llm/b", "", "Ready"): 0.0,
         ("llm/b", "", "Stalled"): 1.0,
         ("llm/b", "", "NameConflict"): 1.0,
+        ("llm/c", "", "Ready"): 1.0,
+        ("llm/c", "", "KvOverTcp"): 1.0,
     }
 
 

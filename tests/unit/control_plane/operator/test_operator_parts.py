@@ -350,6 +350,9 @@ def test_flags_are_as_people_write_them() -> None:
     assert (settings.events, settings.log.level) == (True, "debug")
     with pytest.raises(TandemError, match="router_url"):
         load_settings(OperatorSettings, flags(["--router-url", "r:8000"]))
+    with pytest.raises(TandemError, match="put the URL into a Secret and name that in redis_secret") as caught:
+        load_settings(OperatorSettings, flags(["--redis-url", "redis://:hunter2@cache"]))
+    assert "hunter2" not in caught.value.message
 
 
 def test_routers_are_given_or_found() -> None:

@@ -2,12 +2,14 @@
 
 from collections.abc import Callable
 
+import msgspec
+
 from control_plane.observe.observed import ModelFacts
 from control_plane.operator.model_facts import facts_of
 from tandem.core.sizing import Shape
-from tandem.kube.kinds import DEPLOYMENT, ENGINE_POOL, LEADER_WORKER_SET, Json
+from tandem.kube.kinds import DEPLOYMENT, ENGINE_POOL, KINDS, LEADER_WORKER_SET, MODEL_SERVICE, Json, Ref
 from tests.unit.control_plane.operator.test_operator_world import in_world
-from tests.worlds.operator_world import World, notes
+from tests.worlds.operator_world import NAME, NAMESPACE, World, notes
 
 
 def test_a_bad_specification_stops_nothing_that_runs() -> None:
@@ -20,6 +22,27 @@ def test_a_bad_specification_stops_nothing_that_runs() -> None:
         await world.kill(1)
         await world.settle()
         assert world.condition("Available")["status"] == "True"
+
+    in_world(story)
+
+
+def test_a_password_in_the_url_of_redis_is_refused_and_goes_nowhere() -> None:
+    async def story(world: World) -> None:
+        await world.edit(lambda spec: spec.update(redis="redis://:hunter2@cache:6379"))
+        await world.settle()
+        stalled = world.condition("Stalled")
+        assert (stalled["status"], stalled["reason"]) == ("True", "InvalidSpec")
+        assert "spec.redis: redis has a user or a password" in stalled["message"]
+        assert "name that in redisSecretRef instead" in stalled["message"]
+        made = [each for kind in KINDS.values() if kind != MODEL_SERVICE for each in world.of(kind)]
+        assert "hunter2" not in str([*made, msgspec.to_builtins(world.status)])
+        assert len(world.pods(ready=True)) == 5, "what runs goes on"
+        await world.edit(lambda spec: spec.pop("redis") and spec.update(redisSecretRef={"name": "redis"}))
+        await world.settle()
+        assert world.condition("Stalled")["status"] == "False"
+        source = {"secretKeyRef": {"name": "redis", "key": "url"}}
+        for pod in world.pods(ready=True):
+            assert {"name": "TANDEM_INDEX__REDIS_URL", "valueFrom": source} in pod["spec"]["containers"][0]["env"]
 
     in_world(story)
 
@@ -121,3 +144,44 @@ def test_auto_workers_stay_unified_where_they_must_and_their_pool_says_so() -> N
         assert said(world)[:2] == ("True", "RoutersChoose")
 
     in_world(story)
+
+
+def test_names_of_other_tenants_are_refused_and_not_held() -> None:
+    async def story(world: World) -> None:
+        async def submit(namespace: str, name: str) -> None:
+            metadata = {"name": name, "namespace": namespace}
+            spec = {**world.spec, "model": {"name": "chat"}}
+            obj = {"apiVersion": "tandem.dev/v1alpha1", "kind": "ModelService", "metadata": metadata, "spec": spec}
+            await world.cluster.apply(obj, "user")
+
+        def ready(name: str) -> Json:
+            (obj,) = (each for each in world.of(MODEL_SERVICE) if each["metadata"]["name"] == name)
+            return next(each for each in obj["status"]["conditions"] if each["type"] == "Ready")
+
+        await submit("aaa", "squatter")
+        await world.run(30)
+        assert (ready("squatter")["status"], ready("squatter")["reason"]) == ("False", "NameNotAllowed")
+        assert "namespace aaa may call its models aaa/*, and not 'chat'" in ready("squatter")["message"]
+        assert {obj["metadata"]["namespace"] for obj in world.of(DEPLOYMENT)} == {NAMESPACE}, "nothing is started"
+        await world.cluster.delete(Ref(MODEL_SERVICE, NAMESPACE, NAME))
+        await world.run(30)
+        await submit(NAMESPACE, NAME)
+        await world.run(90)
+        assert ready(NAME)["status"] == "True", "the older service holds no name that it may not have"
+
+    in_world(story, tenants=("llm=chat", "llm=llm/*", "aaa=aaa/*"))
+
+
+def test_an_alias_that_is_not_allowed_stops_nothing_that_runs() -> None:
+    async def story(world: World) -> None:
+        await world.edit(lambda spec: spec.update(model={"aliases": ["llm/chat", "aaa/chat"]}))
+        await world.settle()
+        stalled = world.condition("Stalled")
+        assert (stalled["status"], stalled["reason"]) == ("True", "NameNotAllowed")
+        assert "and not 'aaa/chat': take such a name" in stalled["message"]
+        assert len(world.pods(ready=True)) == 5
+        await world.edit(lambda spec: spec.update(model={"aliases": ["llm/chat"]}))
+        await world.settle()
+        assert world.condition("Ready")["status"] == "True"
+
+    in_world(story, tenants=("llm=chat", "llm=llm/*"))

@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from control_plane.observe.pods import PodLoad
 from control_plane.operator.routers import RouterReports, serving
 from control_plane.reconcile.service_status import HEARD_WITHIN_S
 from control_plane.reports.aggregator import ReportAggregate
@@ -133,6 +134,15 @@ def test_whenever_routers_hear_it_always_gets_there(steps: list[Step], hearing: 
 def pod(name: str, *, ready: bool = True, leaving: bool = False) -> Json:
     metadata = {"name": name, **({"deletionTimestamp": "2026-01-01T00:00:00Z"} if leaving else {})}
     return {"metadata": metadata, "status": {"conditions": [{"type": "Ready", "status": str(ready)}]}}
+
+
+def test_a_worker_tells_how_it_moves_kv_and_why() -> None:
+    listed = b"""{"data": [{"id": "chat-0", "service": "llm/chat", "kv_path": "nixl/ucx-tcp", "load": {"running": 2},
+        "problems": ["tcp: transfer_failed: gone", "nixl: only 8 MiB can be locked"]}]}"""
+    poller = Poller(dict, LoopClock.__new__(LoopClock))
+    poller.books = ReportAggregate().round(("a",), {"a": read_report(listed, b"{}")}, 1.0)
+    told = RouterReports(poller, tuple).loads(("llm", "chat"))
+    assert told == {"chat-0": PodLoad(2, kv_path="nixl/ucx-tcp", kv_problem="nixl: only 8 MiB can be locked")}
 
 
 def test_routers_that_take_requests_tell_to_which_revisions_they_give_them() -> None:

@@ -1,5 +1,6 @@
 """The operator against a cluster in memory: what users see of its rollouts, and what it leaves alone."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
@@ -8,7 +9,9 @@ import pytest
 
 from control_plane.objects.names import POOL, REVISION, labels_of
 from control_plane.objects.names import SERVICE as OF
+from control_plane.objects.worker_defaults import WorkerDefaults
 from control_plane.observe.observed import ModelFacts
+from control_plane.reconcile.pool_status import LOAD_EVERY_S
 from tandem.apps.simulation.loop import run
 from tandem.core.sizing import Shape
 from tandem.kube.cluster import Selector
@@ -538,6 +541,33 @@ def test_a_network_device_that_nothing_names_is_told_until_it_is_named() -> None
     in_world(story)
 
 
+@pytest.mark.parametrize(("path", "said"), [("nixl/ucx-tcp", " but over nixl/ucx-tcp"), ("", "")])
+def test_workers_with_devices_for_rdma_whose_kv_goes_over_tcp_are_told(path: str, said: str) -> None:
+    """Routers learn how it goes after the pods are ready, and nothing in the cluster tells of it."""
+    network = {"resources": {"rdma/ib": 1}}
+
+    async def story(world: World) -> None:
+        await world.edit(lambda spec: spec["pools"][1].update(network=network))
+        await world.settle()
+        assert "KvOverTcp" not in {each.type for each in world.status.conditions}, "nobody knows yet"
+        first, *others = sorted(pod["metadata"]["name"] for pod in world.pods("decode"))
+        world.routers.problems = {first: "nixl: only 8 MiB of 64 MiB can be locked"}
+        world.routers.paths = {first: path, **dict.fromkeys(others, "nixl/ucx-rdma" if path else "")}
+        await asyncio.sleep(2 * LOAD_EVERY_S)
+        told = world.condition("KvOverTcp")
+        assert told["message"] == (
+            f"1 of {1 + len(others)} workers of pool decode do not move KV by RDMA{said}: nixl: only 8 MiB of 64 MiB "
+            "can be locked."
+        )
+        assert world.condition("Ready")["status"] == "True"
+        assert notes(world).count("KvOverTcp") == 1
+        await world.edit(lambda spec: spec["pools"][1].update(network={**network, "transports": ["tcp"]}))
+        await world.settle()
+        assert "KvOverTcp" not in {each.type for each in world.status.conditions}
+
+    in_world(story)
+
+
 def test_another_drain_holds_from_the_next_revision_and_the_condition_says_so() -> None:
     async def story(world: World) -> None:
         await world.edit(lambda spec: spec["pools"][1].update(drainSeconds=900))
@@ -652,6 +682,33 @@ def test_a_comparison_that_nobody_can_make_does_not_hold_up_those_behind_it() ->
     in_fleet(story)
 
 
+def test_services_take_over_other_defaults_of_worker_pods_one_after_the_other() -> None:
+    async def story(world: World) -> None:
+        for name in ("first", "next"):
+            await make(world, name)
+        await world.settle()
+        before = {pod["metadata"]["name"] for pod in world.pods()}
+        world.crash()
+        await world.settle()
+        assert {pod["metadata"]["name"] for pod in world.pods()} == before
+        defaults = WorkerDefaults(runtime_class_name="nvidia", pod_labels={"team": "serving"})
+        world.installation = replace(world.installation, worker_defaults=defaults, rollouts_at_once=1)
+        world.crash()
+        seen = set[tuple[bool, ...]]()
+        for _ in range(400):
+            await world.tick()
+            moved = {labels_of(pod)[OF] for pod in world.pods() if "runtimeClassName" in pod["spec"]}
+            whole = {labels_of(pod)[OF] for pod in world.pods() if "runtimeClassName" not in pod["spec"]}
+            seen.add(("next" in moved, "first" in whole))
+        assert (True, True) not in seen, "the next one began before the first was done"
+        assert (True, False) in seen
+        assert whole == set()
+        assert {labels_of(pod)["team"] for pod in world.pods()} == {"serving"}
+        assert set(ready_reasons(world).values()) == {"Complete"}
+
+    in_fleet(story)
+
+
 def test_services_on_their_way_go_on_to_newer_defaults_and_not_back_first() -> None:
     async def story(world: World) -> None:
         for name in ("first", "next"):
@@ -668,6 +725,34 @@ def test_services_on_their_way_go_on_to_newer_defaults_and_not_back_first() -> N
             seen.add(ready_reasons(world)["next"])
         assert seen <= {"Progressing", "WeightReached"}
         assert images_of(world, "next") == {"one", "three"}
+
+    in_fleet(story)
+
+
+def test_services_that_rest_part_of_the_way_wait_for_their_turn_where_they_are() -> None:
+    """Their users are trying something else: new defaults start that anew, and not in all of them at once."""
+
+    async def story(world: World) -> None:
+        names = [f"s{number}" for number in range(4)]
+        for name in names:
+            await make(world, name, weight=50)
+        await world.settle()
+        world.spec["engine"]["blockTokens"] = 32
+        for name in names:
+            await make(world, name, weight=50)
+        await world.settle()
+        assert set(ready_reasons(world).values()) == {"WeightReached"}
+        default_image(world, "two", at_once=1)
+        most, end = 0, world.clock.now() + 600
+        while world.clock.now() < end:
+            await world.tick()
+            moves = {name for name, reason in ready_reasons(world).items() if reason != "WeightReached"}
+            most = max(most, len(moves))
+            assert all("one" in images_of(world, name) for name in names), "what serves half of the requests stays"
+        assert most == 1
+        assert {name: images_of(world, name) for name in names} == {name: {"one", "two"} for name in names}
+        stated = {obj["metadata"]["name"]: obj["status"] for obj in world.of(MODEL_SERVICE)}
+        assert {each["updateWeight"] for each in stated.values()} == {50}
 
     in_fleet(story)
 

@@ -53,6 +53,26 @@ def test_a_service_waits_where_nothing_but_defaults_has_changed() -> None:
     assert state_of(ModelServiceStatus(), OWN, NEW, {}) == "", "it has never run"
 
 
+def test_a_service_that_becomes_a_tenants_takes_over_a_default() -> None:
+    old = with_image("one")
+    for tenant in (False, True):
+        current = revision_of(old, tenant=tenant)
+        record = RevisionRecord(current, 1, {}, msgspec.json.decode(msgspec.json.encode(old)))
+        told = ModelServiceStatus(current_revision=current)
+        assert state_of(told, OWN, revision_of(old, tenant=not tenant), {current: record}) == "waits"
+
+
+def test_a_service_waits_for_other_defaults_of_its_pods() -> None:
+    defaults = {"runtimeClassName": "nvidia"}
+    current = revision_of(OWN, defaults)
+    record = RevisionRecord(current, 1, {}, msgspec.json.decode(msgspec.json.encode(OWN)), defaults)
+    told = ModelServiceStatus(current_revision=current)
+    assert state_of(told, OWN, revision_of(OWN), {current: record}) == "waits"
+    assert state_of(told, OWN, revision_of(OWN, {"runtimeClassName": "kata"}), {current: record}) == "waits"
+    edited = with_image("mine")
+    assert state_of(told, edited, revision_of(edited), {current: record}) == "", "its user edited it meanwhile"
+
+
 def test_a_service_that_rests_or_has_failed_keeps_no_place() -> None:
     assert state(update_revision=NEW) == "moves"
     assert state(update_revision=NEW, reconciling=False) == ""
@@ -65,6 +85,32 @@ def test_a_service_on_its_way_goes_on_to_newer_defaults() -> None:
     assert state(update_revision="older", reconciling=False) == "", "it rests part of the way"
     gone_back = RolloutStatus(failed_revision="older", failure_kind="deadline")
     assert state(update_revision="older", rollout=gone_back) == "waits"
+
+
+def test_a_service_that_rests_part_of_the_way_waits_with_what_it_tries_and_is_counted_when_it_goes_on() -> None:
+    tried = msgspec.structs.replace(OWN, engine=EngineSpec(type="simulated", block_tokens=32))
+    own, old = tried, with_image("one")
+    tried = msgspec.structs.replace(tried, pools=old.pools)
+    records = {
+        name: RevisionRecord(name, 1, {}, msgspec.json.decode(msgspec.json.encode(spec)))
+        for name, spec in ((revision_of(old), old), (revision_of(tried), tried))
+    }
+
+    def stands(update: str, reconciling: str, **more: object) -> State:
+        condition = Condition("Reconciling", reconciling, "x", "", "2026-01-01T00:00:00Z")
+        told = ModelServiceStatus(
+            current_revision=revision_of(old),
+            update_revision=update,
+            conditions=(condition,),
+            **more,  # type: ignore[arg-type]
+        )
+        return state_of(told, own, NEW, records)
+
+    assert stands(revision_of(tried), "False") == "waits"
+    assert stands(NEW, "True") == "moves"
+    assert stands(NEW, "False") == "", "it rests again"
+    assert stands(revision_of(tried), "True") == "", "its user's change is on its way"
+    assert stands(NEW, "True", rollout=RolloutStatus(failed_revision=NEW, failure_kind="deadline")) == ""
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,18 @@ def test_the_first_revision_starts_whole_and_is_done_when_ready() -> None:
     assert world.last.requeue_after_s is None
 
 
+def test_the_first_revision_is_the_stable_one_whatever_its_weight() -> None:
+    """Else the next one would replace nothing: no weight, no comparison and no way back."""
+    world = RolloutWorld(RolloutSpec("one", POOLS, weight=10))
+    world.settle(100)
+    assert world.last is not None
+    assert world.last.state.stable == "one"
+    world.spec = RolloutSpec("two", POOLS, weight=10)
+    world.settle(100)
+    assert world.told == {"one": 90, "two": 10}
+    assert reason(world) == "WeightReached"
+
+
 def test_a_small_weight_gets_one_pod_per_pool_and_its_share_of_traffic() -> None:
     world = updating(weight=10)
     world.settle(100)
@@ -94,6 +106,20 @@ def test_a_gate_holds_a_revision_at_one_pod_per_pool_until_it_passes() -> None:
         world.apply(world.decide())
     assert reason(world) == "Verifying"
     assert world.told == {"one": 100}
+    world.settle(1000)
+    assert world.state.stable == "two"
+
+
+def test_a_gate_compares_where_no_pool_may_be_exceeded() -> None:
+    """Else no pod of the new revision ever starts, and it is taken back for not having started."""
+    pools = tuple(replace(pool, surge=0, unavailable=1) for pool in POOLS)
+    world = updating("two", pools=pools, gated=True)
+    for _ in range(20):
+        world.now += 10
+        world.apply(world.decide())
+        assert all(pool.replicas - 1 <= world.count(pool.name) <= pool.replicas for pool in pools)
+    assert reason(world) == "Verifying"
+    assert [world.count(pool.name, "two") for pool in pools] == [1, 1]
     world.settle(1000)
     assert world.state.stable == "two"
 

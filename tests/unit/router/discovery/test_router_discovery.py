@@ -25,6 +25,7 @@ from tandem.kube.kinds import MODEL_SERVICE, POD, Json, Ref
 from tandem.kube.memory_cluster import MemoryCluster
 from tandem.process.metrics import PrometheusMeter
 from tandem.process.settings import load_settings
+from tandem.spec.tenants import read_tenants
 
 OLD, NEW = "0000000001", "0000000002"
 
@@ -128,7 +129,13 @@ class Stage:
         await asyncio.sleep(1.0)
 
 
-def staged(body: Callable[[Stage], Awaitable[None]], *, namespaces: Sequence[str] = (), away: bool = False) -> None:
+def staged(
+    body: Callable[[Stage], Awaitable[None]],
+    *,
+    namespaces: Sequence[str] = (),
+    away: bool = False,
+    tenants: Sequence[str] = (),
+) -> None:
     async def main(loop: VirtualLoop) -> None:
         clock, loads = LoopClock(loop), list[str]()
         cluster = AwayCluster(clock)
@@ -138,7 +145,7 @@ def staged(body: Callable[[Stage], Awaitable[None]], *, namespaces: Sequence[str
         async def connect() -> Cluster:
             return cluster
 
-        watching = WatchDeps(texts, clock, SeededEntropy(1), meter)
+        watching = WatchDeps(texts, clock, SeededEntropy(1), meter, read_tenants(tenants))
         discovery = KubernetesDiscovery(connect, namespaces, fleet, watching, ("tcp://fixed:1",))
         await discovery.open()
         task = asyncio.create_task(discovery.run())
@@ -191,6 +198,24 @@ def test_what_no_router_reads_is_not_told() -> None:
         assert stage.fleet.tellings == told + 1
 
     staged(body)
+
+
+def test_a_tenants_service_takes_no_name_that_it_may_not_have(caplog: pytest.LogCaptureFixture) -> None:
+    """However old it is: what is refused keeps nothing from others."""
+    squatter = service("old", namespace="aaa", spec={"model": {"name": "b/x"}})
+    squatter["metadata"]["creationTimestamp"] = "2020-01-01T00:00:00Z"
+    right = service("chat", namespace="bbb", spec={"model": {"name": "b/x"}})
+
+    async def body(stage: Stage) -> None:
+        await stage.apply(squatter, pod("w", "10.0.0.7", service="old", namespace="aaa"))
+        assert (stage.fleet.facts, stage.fleet.members) == ({}, ("tcp://fixed:1",))
+        await stage.apply(right, pod("a", "10.0.0.1", namespace="bbb"))
+        assert stage.fleet.facts["b/x"].name == "bbb/chat"
+        assert stage.fleet.members == ("tcp://fixed:1", "tcp://10.0.0.1:7400")
+
+    with caplog.at_level("WARNING"):
+        staged(body, tenants=("aaa=a/*", "bbb=b/*"))
+    assert any("aaa/old is not served: namespace aaa may" in str(vars(each)) for each in caplog.records)
 
 
 def test_only_pods_of_services_that_are_served_count() -> None:

@@ -10,9 +10,12 @@ from router.api.chat_templates.templates import InlineTemplates
 from router.discovery.loading import load_text_side
 from router.discovery.model_service import TextSource
 from router.discovery.texts import TextSide, TextSides
+from router.process_settings import ProcessSettings
+from router.wiring import text_loader
 from tandem.apps.simulation.loop import LoopClock, VirtualLoop
 from tandem.core.errors import TandemError
 from tandem.model.directory import open_model
+from tandem.process.settings import load_settings
 from tandem.spec.model import Model
 from tests.worlds.rendered import rendered
 from tests.worlds.weights_stage import ACCESS_KEY, SECRET_KEY, Store, serving
@@ -55,6 +58,46 @@ def test_what_lies_in_a_bucket_is_fetched_with_the_routers_credentials(
     own = load_text_side("m", TextSource("n/s", Model("demo"), False, True), None, None, templates)
     assert side.renderer.text("Hello") == own.renderer.text("Hello")
     assert rendered(side.renderer, [{"role": "user", "content": "hi"}]) == "SHOUT"
+
+
+def test_credentials_of_a_tenant_are_for_its_models_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the other tenant nor the router's own environment is of any use, nor what was fetched before."""
+    demo = open_model("demo").path
+    given, cache = tmp_path / "given", tmp_path / "cache"
+    with serving(Store({path.name: path.read_bytes() for path in demo.iterdir() if path.is_file()})) as store:
+        right = {"AWS_ACCESS_KEY_ID": ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": SECRET_KEY}
+        for name, value in right.items():
+            monkeypatch.setenv(name, value)
+        for namespace, credentials in (("a", right), ("b", dict.fromkeys(right, "wrong"))):
+            (given / namespace / "..data").mkdir(parents=True)
+            for name, value in {**credentials, "AWS_ENDPOINT_URL": store.url}.items():
+                (given / namespace / name).write_text(value)
+        settings = load_settings(
+            ProcessSettings, ["--kubernetes", f"--tenant_credentials={given}", f"--cache={cache}"], {}
+        )
+        load = text_loader(settings, InlineTemplates(LoopClock(VirtualLoop())))
+        source = {name: TextSource(f"{name}/s", Model("s3://bucket/demo"), False, True) for name in ("a", "b", "c")}
+        assert load("a/m", source["a"]).renderer.text("Hello")
+        with pytest.raises(TandemError, match="access is refused"):
+            load("b/m", source["b"])
+        with pytest.raises(TandemError):
+            load("c/m", source["c"])
+
+
+def test_a_tenant_without_a_token_asks_the_hub_without_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens: list[object] = []
+
+    def download(model: str, cache: Path | None, *, weights: bool, token: object = None) -> Path:
+        tokens.append(token)
+        return open_model("demo").path
+
+    for module in ("tandem.model.directory", "router.discovery.loading"):
+        monkeypatch.setattr(f"{module}.download", download)
+    templates = InlineTemplates(LoopClock(VirtualLoop()))
+    source = TextSource("a/s", Model("hf://org/model"), False, True)
+    for environment in (None, {}, {"HF_TOKEN": "hf_a\n"}):
+        load_text_side("a/m", source, None, tmp_path, templates, environment)
+    assert tokens == [None, False, "hf_a"]
 
 
 def test_a_directory_that_routers_do_not_have_is_said_with_the_flag() -> None:

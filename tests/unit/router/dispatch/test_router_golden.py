@@ -9,7 +9,7 @@ before.
 import asyncio
 from collections import Counter
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import msgspec
 import pytest
@@ -44,30 +44,48 @@ SETTINGS = {
         placement=PlacementSettings(prefer="disaggregated", sequences_per_worker_max=4),
         migration=MigrationSettings(margin=1.0, at_once=1, every_s=0.05),
     ),
+    "starved": replace(
+        BASE,
+        placement=PlacementSettings(prefer="disaggregated"),
+        retry=RetrySettings(share=1.0, burst=10_000, fruitless_attempts_max=16),
+    ),
 }
 SEEDS = range(6)
 WORKERS = (("p1", "prefill"), ("p2", "prefill"), ("d1", "decode"), ("d2", "decode"), ("u1", "unified"))
 CODES = ("out_of_blocks", "engine_failed", "draining", "kv_corrupt", "queue_full")
 
 
-def drawn_load(entropy: SeededEntropy) -> Load:
+@dataclass(frozen=True)
+class Pace:
+    """Of a fleet: the rates in tokens/s that workers tell, the longest time that a prompt takes, and that a client
+    with little time has, in seconds."""
+
+    rates: tuple[float, ...] = (0.0, 20.0, 5000.0)
+    prefill_s: float = 0.4
+    hurry_s: float = 0.4
+
+
+USUAL, STARVED = Pace(), Pace((10.0, 10.0, 20.0), 12.0, 5.0)
+
+
+def drawn_load(entropy: SeededEntropy, pace: Pace) -> Load:
     running, free = below(entropy, 9), (900, below(entropy, 60))[below(entropy, 3) == 0]
     queued = (0, below(entropy, 900))[below(entropy, 2)]
-    rate = (0.0, 20.0, 5000.0)[below(entropy, 3)]
+    rate = pace.rates[below(entropy, 3)]
     overdue_s = float(below(entropy, 12) == 0)
     return Load(
         running, below(entropy, 3), queued, free, 0, below(entropy, 30), 0.01, rate, 50.0, 0, overdue_s=overdue_s
     )
 
 
-async def telling(world: World, entropy: SeededEntropy) -> None:
+async def telling(world: World, entropy: SeededEntropy, pace: Pace) -> None:
     """Workers tell of their load, which is another each time."""
     while True:
         await asyncio.sleep(0.15 + unit(entropy) * 0.3)
         for worker in world.workers.values():
             if worker.link is not None and below(entropy, 2):
                 with suppress(TandemError):
-                    worker.link.state.send(drawn_load(entropy))
+                    worker.link.state.send(drawn_load(entropy, pace))
 
 
 async def trouble(worker: ScriptedWorker, entropy: SeededEntropy) -> None:
@@ -97,12 +115,15 @@ async def trouble(worker: ScriptedWorker, entropy: SeededEntropy) -> None:
             worker.world.links.cut("router", worker.worker_id, "drawn")
 
 
-async def ask(world: World, entropy: SeededEntropy) -> tuple[Client, str]:
+async def ask(world: World, entropy: SeededEntropy, pace: Pace) -> tuple[Client, str]:
     """One client; some leave early, some are refused."""
     await asyncio.sleep(unit(entropy) * 1.5)
     tokens, most, n = 1 + below(entropy, 150), 1 + below(entropy, 40), 1 + below(entropy, 5) // 3
     base = world.generation(
-        tokens=tokens, max_tokens=most, n=n, timeout_s=(600.0, 0.4 + unit(entropy))[below(entropy, 5) == 0]
+        tokens=tokens,
+        max_tokens=most,
+        n=n,
+        timeout_s=(600.0, pace.hurry_s + unit(entropy))[below(entropy, 5) == 0],
     )
     asked = msgspec.structs.replace(
         base,
@@ -142,23 +163,23 @@ def story_of(world: World, ends: list[tuple[Client, str]], meter: GoldenMeter) -
     return [*lines, *figures(meter)]
 
 
-async def lived(loop: VirtualLoop, seed: int, settings: RouterSettings) -> tuple[Counter[str], list[str]]:
+async def lived(loop: VirtualLoop, seed: int, settings: RouterSettings, pace: Pace) -> tuple[Counter[str], list[str]]:
     entropy, meter = SeededEntropy(seed, "golden"), GoldenMeter()
     world = World(loop, settings, seed, meter=meter)
     for worker_id, role in WORKERS:
         worker = world.worker(worker_id, role)
         worker.relay, worker.report = unit(entropy) < 0.5, unit(entropy) < 0.9
-        worker.prefill_s, worker.gets_on = unit(entropy) * 0.4, unit(entropy) < 0.5
+        worker.prefill_s, worker.gets_on = unit(entropy) * pace.prefill_s, unit(entropy) < (0.5, 0.9)[pace is STARVED]
         worker.reused, worker.end_s = below(entropy, 3) * 16, (0.0, 0.05)[below(entropy, 2)]
     world.ends = {0: 1 + below(entropy, 40), 1: 1 + below(entropy, 4)} if unit(entropy) < 0.5 else {}
     await world.start()
-    told = loop.create_task(telling(world, entropy.fork("loads")))
+    told = loop.create_task(telling(world, entropy.fork("loads"), pace))
     workers = list(world.workers.values())
     troubled = {
         worker.worker_id: worker for worker in [workers[below(entropy, 5)] for _ in range(1 + below(entropy, 3))]
     }
     async with asyncio.TaskGroup() as group:
-        asked = [group.create_task(ask(world, entropy.fork(f"client {index}"))) for index in range(14)]
+        asked = [group.create_task(ask(world, entropy.fork(f"client {index}"), pace)) for index in range(14)]
         for index, worker in enumerate(troubled.values()):
             group.create_task(trouble(worker, entropy.fork(f"trouble {index}")))
     told.cancel()
@@ -171,13 +192,13 @@ async def lived(loop: VirtualLoop, seed: int, settings: RouterSettings) -> tuple
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_requests_go_the_way_they_went_when_it_was_written_down(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    stories = {}
+    stories, pace = {}, STARVED if name == "starved" else USUAL
     for seed in SEEDS:
         slo = (None, Slo(1.0, 0.05), Slo(0.3, 0.02))[seed % 3]
         facts = None if slo is None else ServiceFacts("ns/demo", "demo", queue_s=1.0, slo=slo)
         monkeypatch.setattr(ServiceRegistry, "of", lambda _self, _model, facts=facts: facts)
         with quiet_logs():
-            codes, story = run(lambda loop, seed=seed: lived(loop, seed, SETTINGS[name]), limit_s=3000.0)  # type: ignore[misc]
+            codes, story = run(lambda loop, seed=seed: lived(loop, seed, SETTINGS[name], pace), limit_s=3000.0)  # type: ignore[misc]
         told = ", ".join(f"{count} {code}" for code, count in sorted(codes.items()))
         stories[f"{seed}: {digest(story)}, {told}, {len(story)} lines"] = story
     assert_as_written(f"requests_{name}", list(stories), stories)

@@ -124,6 +124,21 @@ def test_another_prefill_worker_brings_the_first_token_of_a_late_one(n: int) -> 
     assert "before attempt 1" in notes(world)[2]
 
 
+def test_a_late_prefill_is_raced_once_however_late_both_are() -> None:
+    """Each further attempt would compute the prompt again, on a fleet that is late already."""
+
+    async def body(world: World) -> None:
+        for name in ("p1", "p2", "p3"):
+            world.workers[name].prefill_s, world.workers[name].gets_on = 25.0, True
+        await ended(world.ask(tokens=100))
+        assert sum(len(world.workers[name].submits) for name in ("p1", "p2", "p3")) == 2
+
+    assert outcomes(race(body, "p1 p2 p3 d1 d2", RetrySettings(hedge_after_s=0.5, share=1.0, burst=100))).keys() == {
+        1,
+        2,
+    }
+
+
 def test_a_late_one_that_comes_first_after_all_goes_on() -> None:
     async def body(world: World) -> None:
         world.workers["p1"].prefill_s = 0.6

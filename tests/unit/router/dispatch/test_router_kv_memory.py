@@ -11,7 +11,10 @@ from router.generation import Generation
 from router.placement import Breakdown, Candidate, Placement
 from router.settings import PlacementSettings, RouterSettings
 from tandem.apps.simulation.loop import VirtualLoop, run
+from tandem.core.entropy import SeededEntropy, below
+from tandem.core.errors import TandemError
 from tandem.core.messages import Load
+from tests.worlds.golden import assert_as_written, digest
 from tests.worlds.router_world import World
 
 BLOCK = 16
@@ -343,3 +346,44 @@ def test_without_a_worker_nothing_is_guessed() -> None:
         assert pool.memory.interval_s(pool.generation(100)) == 0.0
 
     scenario(body)
+
+
+async def drawn_pool(pool: Pool, entropy: SeededEntropy) -> list[str]:
+    """Requests of this router and of others share the memory of `d1`: how long it has several asked for."""
+    world, told = pool.world, list[str]()
+    pool.peer().view.steps_ms = 1e3 * STEP_S
+    for turn in range(5):
+        for worker in world.workers.values():
+            worker.prefill_s, worker.step_s = (0.2, 1000.0)[below(entropy, 2)], STEP_S
+        for _ in range(below(entropy, 5)):
+            tokens, most = 1 + below(entropy, 120) * BLOCK, 1 + below(entropy, 200)
+            try:
+                world.ask(tokens=tokens, max_tokens=most, n=1 + below(entropy, 3) // 2)
+            except TandemError as refused:
+                told.append(f"{turn}: {refused}")
+        await asyncio.sleep((0.0, 0.3, 1.3)[below(entropy, 3)])
+        if below(entropy, 4):
+            free = (below(entropy, 40), below(entropy, 1001))[below(entropy, 2)]
+            pool.loaded(running=below(entropy, 30), free=free, waiting=below(entropy, 6))
+        for blocks in (1, 1 + below(entropy, 60), 1 + below(entropy, 900), 1500):
+            cached, n = below(entropy, blocks), 1 + below(entropy, 3)
+            told.append(f"{turn}: {blocks} {cached} {n}: {pool.wait_s(blocks, cached=cached, n=n):.4f}")
+        asked = pool.generation(1 + below(entropy, 100), 1 + below(entropy, 400))
+        told.append(f"{turn}: {pool.memory.turn_s(asked):.4f} {pool.memory.interval_s(asked):.5f}")
+    return told
+
+
+@pytest.mark.parametrize("workers", ["d1", "p1 d1"])
+def test_requests_wait_for_memory_as_long_as_when_it_was_written_down(workers: str) -> None:
+    """Over drawn pools: with and without figures of the worker, with prompts that others compute for it."""
+    stories = {}
+    for seed in range(24):
+        found: list[str] = []
+
+        async def body(pool: Pool, seed: int = seed, found: list[str] = found) -> None:
+            found.extend(await drawn_pool(pool, SeededEntropy(seed, "waits")))
+
+        scenario(body, workers)
+        waits = sum(not line.endswith(" 0.0000") for line in found)
+        stories[f"{seed}: {digest(found)}, {waits} of {len(found)} wait"] = found
+    assert_as_written(f"waits_{workers.replace(' ', '_')}", list(stories), stories)

@@ -51,6 +51,8 @@ def test_a_rollout_is_judged_by_what_the_service_failed_alone(outcome: str, erro
         ("engine_failed", (2.1, 0.05), FACTS, 0),
         ("done", None, FACTS, 0),
         ("done", (2.1, 0.05), None, 0),
+        # A router does not know how long the whole answer took its client.
+        ("done", (1.9, 0.05), ServiceFacts("ns/s", "m", slo=Slo(ttft_s=2.0, e2e_s=0.5)), 0),
     ],
 )
 def test_an_answer_misses_its_objective_once(outcome: str, times: Any, facts: Any, misses: int) -> None:

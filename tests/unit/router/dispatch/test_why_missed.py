@@ -141,6 +141,16 @@ def test_of_too_many_beginnings_those_are_forgotten_that_nobody_has_asked_for_lo
     assert known == [True, False, False, True, True]
 
 
+def test_of_too_many_owners_of_one_beginning_the_latest_are_remembered() -> None:
+    """An owner that asks again is one of the latest, and takes one place."""
+    history, prompt = ReuseHistory(1 << 20), tokens(*range(BLOCK))
+    for number in (0, 1, 2, 3, 4, 5, 6, 7, 0, 0, 8):
+        ask(history, prompt, PromptOwner("a", f"salt-{number}", b"root-1", "r1"))
+    askers = [PromptOwner("a", f"salt-{number}", b"root-2", "r1") for number in range(9)]
+    known = [number for number, owner in enumerate(askers) if history.others(owner, prompt, BLOCK).variant]
+    assert known == [0, 2, 3, 4, 5, 6, 7, 8]
+
+
 OWNERS = tuple(
     PromptOwner(tenant, salt, root, revision)
     for tenant, salt in (("a", "salt-a"), ("a", "salt-a/x"), ("b", "salt-b"))

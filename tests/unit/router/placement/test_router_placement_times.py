@@ -147,3 +147,16 @@ def test_a_view_counts_every_prompt_that_was_sent_and_is_left_as_it_was_when_the
     assert (worker.prompts, worker.prompts_in_flight, worker.prompt_tokens_computed) == (2, 0, 900)
     assert (worker.sequences, worker.streams_in_flight, worker.attended_in_flight) == (0, 0, 0)
     assert (worker.prompt_tokens_in_flight, worker.prompt_ms_in_flight) == (0, 0.0)
+
+
+def test_a_worker_whose_clock_stands_still_ends_no_router_and_teaches_nothing_of_others() -> None:
+    costs, kind = CostModel(CostPriors()), ("gpu", "m", "r", "engine")
+    well = StepFit(
+        0.004, 1e-4, 1e-9, 1e-3, 4e-5, 1e-9, StepSums(40, 0.4, 400.0, 1e6), StepSums(9, 0.9, 9.0, 1e5, 9.0)
+    )
+    costs.observe_load("w1", structs.replace(load(), fit=well), 0, kind)
+    before = costs.step_ms("w1", 10, 1000)
+    still = structs.replace(well, plain=StepSums(40, 0.0, 400.0, 1e6), prompts=StepSums(9, 0.0, 9.0, 1e5, 9.0))
+    costs.observe_load("w2", structs.replace(load(), fit=still), 0, kind)
+    assert 0.5 * before < costs.step_ms("w1", 10, 1000) < 2.0 * before
+    assert costs.step_ms("w2", 10, 1000) > 0.0

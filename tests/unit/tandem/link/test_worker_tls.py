@@ -4,11 +4,14 @@ import asyncio
 import logging
 import shutil
 import subprocess
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import uvloop
 
 from tandem.core.entropy import SeededEntropy
 from tandem.core.errors import TandemError
@@ -21,6 +24,7 @@ from tandem.link.tcp_server import TcpLinkServer
 from tandem.process.grpc_tls import server_credentials
 from tandem.process.tls import client_context, server_context
 from tandem.process.tls_settings import TlsSettings
+from tests.worlds.certificates import issue, make_certificates
 
 needs_openssl = pytest.mark.skipif(shutil.which("openssl") is None, reason="makes certificates with openssl")
 
@@ -94,6 +98,52 @@ async def test_one_name_may_stand_for_the_addresses_of_all(tmp_path: Path) -> No
         await _dialer("friend", replace(ours, server_name="tandem-router")).dial(address, 2.0)
     assert caught.value.code == "link_lost"
     await server.stop()
+
+
+def _tenants(folder: Path) -> dict[str, TlsSettings]:
+    """Certificates of one authority for routers, and for the workers of two namespaces."""
+    make_certificates(folder)
+    found = {}
+    for name in ("tandem-router", "tandem-worker.a", "tandem-worker.b"):
+        issue(folder, f"DNS:{name}")
+        for part in ("end.pem", "end.key"):
+            shutil.copy(folder / part, folder / f"{name}.{part}")
+        found[name] = TlsSettings(folder / f"{name}.end.pem", folder / f"{name}.end.key", folder / "ca.pem")
+    return found
+
+
+async def _tenants_links(folder: Path) -> None:
+    certificates = _tenants(folder)
+    a, b, router = (certificates[name] for name in ("tandem-worker.a", "tandem-worker.b", "tandem-router"))
+    servers, places = [], {}
+    for name, tls in (("a", a), ("b", b)):
+        letting_in = replace(tls, client_names=("tandem-router", f"tandem-worker.{name}"))
+        servers.append(open_server("127.0.0.1:0", None, letting_in, 2.0))
+        places[name] = await servers[-1].start(_to_its_end)
+
+    async def dials(tls: TlsSettings, place: str, name: str) -> None:
+        expecting = replace(tls, server_name=f"tandem-worker.{name}")
+        link = await _dialer("someone", expecting).dial(places[place], 5.0)
+        link.close("done")
+
+    await dials(router, "a", "a")
+    await dials(router, "b", "b")
+    await dials(b, "b", "b")
+    for tls, place, name in ((a, "b", "b"), (b, "a", "a"), (router, "a", "b")):
+        with pytest.raises(TandemError) as caught:
+            await dials(tls, place, name)
+        assert caught.value.code == "link_lost"
+    await dials(router, "b", "b")
+    for server in servers:
+        await server.stop()
+
+
+@needs_openssl
+@pytest.mark.parametrize("loop", [asyncio.run, uvloop.run])
+def test_a_tenants_certificate_opens_no_link_to_another_tenants_worker(
+    tmp_path: Path, loop: Callable[[Coroutine[Any, Any, None]], None]
+) -> None:
+    loop(_tenants_links(tmp_path / "authority"))
 
 
 @needs_openssl

@@ -43,6 +43,7 @@ OTHERS: dict[str, Any] = {
     "engine.extraArgs": {"seed": 7},
     "tiers": {"dram": "1Ti"},
     "redis": "redis://other",
+    "redisSecretRef": {"name": "other"},
     "pools.name": "other",
     "pools.role": "prefill",
     "pools.parallelism": {"pipeline": 8},
@@ -134,9 +135,15 @@ def test_the_order_of_pools_is_of_no_matter() -> None:
     assert revision_of(turned) == revision_of(spec)
 
 
+def test_workers_of_a_tenant_are_another_revision() -> None:
+    for spec in SPECS.values():
+        assert revision_of(spec, tenant=True) != revision_of(spec)
+
+
 def test_it_is_the_same_everywhere_and_always() -> None:
     """Another value here restarts every worker of every cluster that upgrades."""
     assert {name: revision_of(spec) for name, spec in SPECS.items()} == {
+        "Redis in a Secret": "10248e7148",
         "smallest": "31580a30a3",
         "one node": "e223cfb038",
         "70B, TP 4, P/D, autoscaled": "50df3b6bfe",

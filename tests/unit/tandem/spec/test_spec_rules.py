@@ -11,6 +11,7 @@ import yaml
 
 from tandem.core.errors import TandemError
 from tandem.spec.checking import broken, changed
+from tandem.spec.cluster_rules import CLUSTER_RULES
 from tandem.spec.engine_pool import EnginePoolSpec
 from tandem.spec.quantity import quantity
 from tandem.spec.reading import service_of
@@ -20,6 +21,7 @@ from tests.cluster import bad_model_services as cases
 from tests.cluster.good_model_services import GOOD
 
 ENVIRONMENT = celpy.Environment()
+ALL_RULES = (*RULES, *CLUSTER_RULES)
 
 
 @cache
@@ -59,7 +61,7 @@ def inside(value: Any) -> Iterator[msgspec.Struct]:
 def decoded() -> list[ModelService]:
     """Every service of the tables whose types are right."""
     services = [yaml.safe_load(text) for text in GOOD.values()]
-    services += [case.service() for case in (*cases.BAD, *cases.BAD_UPDATES)]
+    services += [case.service() for case in (*cases.BAD, *cases.BAD_IN_A_CLUSTER, *cases.BAD_UPDATES)]
     good: list[ModelService] = []
     for plain in services:
         try:
@@ -76,6 +78,15 @@ def test_a_bad_service_is_refused_with_its_sentence(case: cases.Bad) -> None:
     assert caught.value.code == "bad_setting"
     assert case.said in caught.value.message
     assert "\n" not in caught.value.message
+
+
+@pytest.mark.parametrize("case", cases.BAD_IN_A_CLUSTER, ids=lambda case: case.name)
+def test_a_password_in_a_service_is_for_files_alone(case: cases.Bad) -> None:
+    service = service_of(case.service())
+    (said,) = broken(service, rules=CLUSTER_RULES)
+    assert said.startswith("spec.redis: redis has a user or a password")
+    assert case.said in said
+    assert str(service.spec.redis) not in said
 
 
 @pytest.mark.parametrize("text", GOOD.values(), ids=GOOD)
@@ -106,12 +117,12 @@ def test_cel_says_what_python_says() -> None:
     outcomes: dict[str, set[bool]] = {}
     for service in decoded():
         for value in inside(service):
-            for rule in RULES:
+            for rule in ALL_RULES:
                 if isinstance(value, rule.of) and not rule.transition:
                     holds = rule.holds(value)
                     assert cel(rule, value) == holds, (rule.cel, value)
                     outcomes.setdefault(rule.cel, set()).add(holds)
-    one_sided = [rule.cel for rule in RULES if not rule.transition and outcomes[rule.cel] != {True, False}]
+    one_sided = [rule.cel for rule in ALL_RULES if not rule.transition and outcomes[rule.cel] != {True, False}]
     assert one_sided == [], "each rule is kept by one case and broken by another"
 
 

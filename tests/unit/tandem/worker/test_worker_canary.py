@@ -286,6 +286,23 @@ def test_a_broken_transport_beside_a_working_one_is_withdrawn_and_told(fault: st
     on_stage(main)
 
 
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_a_transport_that_is_slower_than_it_should_be_is_told_too(role: str) -> None:
+    said = "nixl: only 8 MiB of 64 MiB can be locked"
+
+    async def main(loop: VirtualLoop) -> None:
+        bench = Bench(loop, role)
+        bench.parts = replace(bench.parts, kv_problems=(said,))
+        async with running(bench.worker(bench.transport("tcp", "refuses"), bench.transport("shm"))):
+            router = await dial(bench.links.dialer("r"), "w")
+            assert router.hello is not None
+            first, second = router.hello.problems
+            assert (first, second.partition(":")[0]) == (said, "tcp")
+            router.stop()
+
+    on_stage(main)
+
+
 def test_one_accident_does_not_stop_a_start() -> None:
     async def main(loop: VirtualLoop) -> None:
         bench = Bench(loop)

@@ -4,6 +4,9 @@
 {{- if not .Values.allNamespaces }}
 - --namespace={{ join "," (include "tandem.namespaces" . | fromJson).all }}
 {{- end }}
+{{- with include "tandem.tenantNames" . }}
+- --tenants={{ . }}
+{{- end }}
 - --scaler_address=tandem-operator.{{ .Release.Namespace }}:9090
 - --service_url=http://tandem-router.{{ .Release.Namespace }}:{{ .Values.router.service.port }}
 - --worker_image={{ include "tandem.image" (dict "root" . "image" .Values.workers.image) }}
@@ -24,7 +27,7 @@
 {{- end }}
 {{- end }}
 {{- with include "tandem.redisSecret" . }}
-- --redis_secret={{ . }}/url
+- --redis_secret={{ . }}/{{ include "tandem.redisKey" $ }}
 {{- end }}
 {{- with .Values.telemetry.otlpEndpoint }}
 - --installation.otlp_endpoint={{ . }}
@@ -32,11 +35,17 @@
 {{- /* `helm upgrade --reuse-values` brings the values of the version before, without the defaults of new ones. */}}
 {{- $atOnce := (.Values.operator.rollout | default dict).maxConcurrent }}
 - --rollouts_at_once={{ kindIs "invalid" $atOnce | ternary 4 $atOnce }}
+{{- with (.Values.operator.rollout | default dict).inPlaceAfterSeconds }}
+- --in_place_after_s={{ . }}
+{{- end }}
 {{- with .Values.workers.serviceAccountName }}
 - --service_account={{ . }}
 {{- end }}
 {{- with .Values.workers.acceleratorLabel }}
 - --accelerator_label={{ . }}
+{{- end }}
+{{- with include "tandem.workerDefaults" . }}
+- {{ printf "--worker_defaults=%s" . | quote }}
 {{- end }}
 {{- $template := .Values.workers.template | default dict }}
 {{- with $template.secrets }}
@@ -51,10 +60,16 @@
 {{- if $template.root }}
 - --template_root
 {{- end }}
+{{- if $template.lockedMemory }}
+- --template_locked_memory
+{{- end }}
 {{- with $template.serviceAccounts }}
 - --template_service_accounts={{ join "," . }}
 {{- end }}
 - --cache_size={{ .Values.workers.cacheSize | default "1Ti" }}
+{{- with .Values.workers.sharedHostPath }}
+- --shared_host_path={{ . }}
+{{- end }}
 {{- with .Values.workers.cacheHostPath }}
 - --cache_host_path={{ . }}
 {{- end }}
@@ -107,4 +122,19 @@ Secrets. */}}
 - apiGroups: [events.k8s.io]
   resources: [events]
   verbs: [create, patch]
+{{- end }}
+
+{{/* What every worker pod gets, as JSON; empty where that is nothing. `$(` would name a variable of the operator. */}}
+{{- define "tandem.workerDefaults" -}}
+{{- if and .Values.assignedUser .Values.workers.cacheHostPath }}
+  {{- fail "assignedUser: nobody knows whom the directory workers.cacheHostPath is to belong to; leave it empty and keep models on claims (pvc://)" }}
+{{- end }}
+{{- $found := dict }}
+{{- $names := list "podLabels" "podAnnotations" "runtimeClassName" "priorityClassName" "tolerations" "resources" "podSecurityContext" "securityContext" }}
+{{- range $names }}
+  {{- $value := get $.Values.workers . }}
+  {{- if $value }}{{ $_ := set $found . $value }}{{ end }}
+{{- end }}
+{{- if .Values.assignedUser }}{{ $_ := set $found "assignedUser" true }}{{ end }}
+{{- if $found }}{{ $found | toJson | replace "$(" "$$(" }}{{ end }}
 {{- end }}

@@ -1,15 +1,20 @@
 {{- define "tandem.routerFlags" -}}
 - --name=$(POD_NAME)
-- --host=0.0.0.0
+- "--host=::"
 - --port=8000
 - --grpc_port=9000
-- --metrics_bind=0.0.0.0:8001
+- "--metrics_bind=[::]:8001"
 {{- if .Values.tls.enabled }}
 - --peer_port=8443
 {{- end }}
 - --kubernetes
 {{- if not .Values.allNamespaces }}
 - --namespace={{ join "," (include "tandem.namespaces" . | fromJson).all }}
+{{- end }}
+{{- if .Values.tenants }}
+- --tenants={{ include "tandem.tenantNames" . }}
+- --tenant_keys=/var/run/tandem/tenant-keys
+- --tenant_credentials=/var/run/tandem/tenant-credentials
 {{- end }}
 - --ticket_key_file=/var/run/tandem/kv-key/keys
 - --cache=/var/cache/tandem

@@ -42,7 +42,7 @@
 {{- ternary "8443" "8000" .Values.tls.enabled -}}
 {{- end }}
 
-{{/* Redis here, or at whatever port its URL says, which lies in a Secret: then the usual ones. */}}
+{{/* Redis here, or at the port of its URL; where that lies in a Secret of others, at the one that is named. */}}
 {{- define "tandem.redisEgress" -}}
 {{- if include "tandem.ownRedis" . -}}
 - to:
@@ -53,7 +53,7 @@
   ports: [{protocol: TCP, port: 6379}]
 {{- else if include "tandem.redisSecret" . -}}
 - ports:
-    - {protocol: TCP, port: {{ regexFind ":[0-9]+(/|$)" .Values.redis.url | trimAll ":/" | default "6379" }}}
+    - {protocol: TCP, port: {{ regexFind ":[0-9]+(/|$)" .Values.redis.url | trimAll ":/" | default (.Values.redis.port | default 6379 | toString) }}}
 {{- end }}
 {{- end }}
 

@@ -49,6 +49,11 @@ def test_what_only_a_cluster_can_do_is_said_in_one_line() -> None:
     )
 
 
+def test_a_secret_with_a_redis_is_said_to_be_a_clusters() -> None:
+    line = ignored_fields(service_of(yaml.safe_load(GOOD["Redis in a Secret"])))
+    assert line == "on one machine these have no effect: spec.redisSecretRef"
+
+
 def test_nothing_is_said_when_everything_counts() -> None:
     assert ignored_fields(service_of(yaml.safe_load(SMALLEST))) is None
 

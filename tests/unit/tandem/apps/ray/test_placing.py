@@ -134,6 +134,7 @@ def test_serve_kills_only_after_the_drain() -> None:
     [
         ({"store": {}}, {}, "spec.store"),
         ({"model": {"source": "pvc://models/a"}}, {}, "spec.model.source"),
+        ({"redisSecretRef": {"name": "redis"}}, {}, "spec.redisSecretRef"),
         ({}, {"image": "mine:1"}, "spec.pools[0].image"),
         ({}, {"template": {"spec": {"hostNetwork": True}}}, "spec.pools[0].template"),
         ({}, {"topology": {"near": "zone"}}, "spec.pools[0].topology"),
