@@ -12,6 +12,7 @@ from control_plane.operator.controller import Controller, ControllerDeps
 from control_plane.operator.mirror import Mirror, Watched
 from control_plane.operator.model_facts import HubFacts
 from control_plane.operator.models import KnownModels
+from control_plane.operator.node_labels import NodeLabels
 from control_plane.operator.probes import Page, ProbeServer
 from control_plane.operator.routers import RouterReports, endpoints_of_pods, endpoints_of_urls, serving
 from control_plane.operator.scaling import scaled_services
@@ -96,6 +97,7 @@ class OperatorService:
             "scaling": parts.scaling.run,
             "leading": self._lead,
             "loads": self._look_at_loads,
+            "nodes": parts.nodes.run,
         }
         return found if parts.hub is None else {**found, "models": parts.hub.run}
 
@@ -213,6 +215,7 @@ class _Parts:
         )
         self.reports = RouterReports(poller, self._serving(settings))
         self.hub = HubFacts(clock, self._found) if settings.look_up_models else None
+        self.nodes = NodeLabels(cluster, settings.installation.accelerator_label, self._look_again)
         self._queue = queue
         recorder = EventRecorder(cluster, clock, _COMPONENT, self.identity)
         self.controller = Controller(
@@ -226,6 +229,7 @@ class _Parts:
                 clock=clock,
                 meter=meter,
                 installation=settings.installation,
+                nodes=self.nodes,
             )
         )
         self.board = MetricCache(clock)
@@ -243,7 +247,10 @@ class _Parts:
         return (lambda: given) if given else (lambda: serving(self.mirror.routers()))
 
     def _found(self, _repository: str) -> None:
-        """Queue every service for another look, now that the facts of a model are known."""
+        self._look_again()
+
+    def _look_again(self) -> None:
+        """Queue every service for another look, now that something is known that is not in its objects."""
         for obj in self.mirror.services():
             self._queue.add(key_of(obj))
 

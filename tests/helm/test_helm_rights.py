@@ -74,6 +74,7 @@ _OPERATOR: Final[dict[str, tuple[str, ...]]] = {
 _AT_HOME: Final[dict[str, tuple[str, ...]]] = {
     "LEASE": ("create", "get", "update"),
     "CUSTOM_RESOURCE": ("get",),
+    "NODE": ("list",),
     "POD": _READ,
 }
 _PARTS: Final = {
@@ -100,7 +101,7 @@ def wanted(table: dict[str, tuple[str, ...]]) -> dict[tuple[str, str], set[str]]
 
 def test_the_operator_may_do_what_it_does_and_no_more() -> None:
     objects = RENDERED["two namespaces"]
-    cluster = {("apiextensions.k8s.io", "customresourcedefinitions"): {"get"}}
+    cluster = {("apiextensions.k8s.io", "customresourcedefinitions"): {"get"}, ("", "nodes"): {"list"}}
     for namespace in ("llm", "search"):
         found = rights(rules_of(objects, "tandem-operator", namespace))
         assert found == {**wanted(_OPERATOR), **_PARTS, **cluster}
@@ -120,10 +121,13 @@ def test_leases_and_definitions_are_named_one_by_one() -> None:
 
 def test_the_documentation_says_what_the_operators_clusterrole_is_for() -> None:
     (role,) = of_kind(RENDERED["defaults"], "ClusterRole", f"tandem-operator-{NAMESPACE}")
-    names = {name for rule in role["rules"] for name in rule["resourceNames"]}
+    names = {name for rule in role["rules"] for name in rule.get("resourceNames", ())}
+    (unnamed,) = (rule for rule in role["rules"] if "resourceNames" not in rule)
+    assert (unnamed["resources"], unnamed["verbs"]) == (["nodes"], ["list"])
     page = PAGE.read_text("utf-8")
     sentence = page[page.index("a ClusterRole only to read") :].partition("It never reads")[0]
     assert "three" in sentence
+    assert "nodes" in sentence
     assert len(names) == 3
     assert {name for name in names if not name.endswith(".tandem.dev")} == {"scaledobjects.keda.sh"}
     assert "`scaledobjects.keda.sh`" in sentence
