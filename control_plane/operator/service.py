@@ -18,6 +18,7 @@ from control_plane.operator.routers import RouterReports, endpoints_of_pods, end
 from control_plane.operator.scaling import scaled_services
 from control_plane.operator.schema_check import check_schemas
 from control_plane.operator.settings import OperatorSettings
+from control_plane.operator.start_figures import start_figures
 from control_plane.reconcile.pool_status import LOAD_EVERY_S
 from control_plane.reports.http_get import Endpoint
 from control_plane.reports.poller import Poller
@@ -27,12 +28,13 @@ from tandem.core.entropy import Entropy
 from tandem.core.errors import TandemError
 from tandem.kube.cluster import Cluster
 from tandem.kube.election import Election
-from tandem.kube.kinds import ENGINE_POOL
+from tandem.kube.kinds import ENGINE_POOL, POD
 from tandem.kube.lease import LeaseSettings
 from tandem.kube.queue import WorkQueue
 from tandem.kube.recorder import EventRecorder
 from tandem.kube.store import Key, key_of
 from tandem.kube.workers import Workers
+from tandem.process.certificate_expiry import tell_expiry
 from tandem.process.logs import EventLines
 from tandem.process.metrics import PrometheusMeter
 from tandem.process.run import Service
@@ -69,6 +71,7 @@ class OperatorService:
         self._clock = clock
         self._entropy = entropy
         self._meter = PrometheusMeter()
+        tell_expiry(self._meter, settings.router_tls, settings.scaler_tls)
         self._queue: WorkQueue[Key] = WorkQueue(clock)
         self._cluster: Cluster | None = None
         self._parts: _Parts | None = None
@@ -187,6 +190,8 @@ class OperatorService:
             # One operator tells: every replica would tell the same.
             figures = condition_figures(mirror.services(), mirror.objects(ENGINE_POOL)) if leads else {}
             self._meter.replace("tandem_operator_condition", figures)
+            started = start_figures(mirror.objects(POD), {name for name, _, _ in figures})
+            self._meter.replace("tandem_operator_start_seconds", started)
         return Page(200, self._meter.render())
 
 
