@@ -10,7 +10,7 @@ import pytest
 
 from tandem.kube import kinds
 from tandem.kube.kinds import Kind
-from tests.helm.charts import NAMESPACE, Json, containers, of_kind, rendered, selects, workloads
+from tests.helm.charts import NAMESPACE, Json, containers, of_kind, render, rendered, selects, workloads
 from tools.chart_values import PAGE
 
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -146,6 +146,41 @@ def test_every_kind_that_routers_and_stores_touch_is_among_their_rights() -> Non
         assert rules
         for name in kinds_in(package):
             assert all(allowed(rules, getattr(kinds, name), verb) for verb in _READ), (package, name)
+
+
+def aggregated(objects: list[Json], to: str) -> list[Json]:
+    """The rules that the cluster's role `to` gains."""
+    label = f"rbac.authorization.k8s.io/aggregate-to-{to}"
+    roles = (role for role in of_kind(objects, "ClusterRole") if role["metadata"]["labels"].get(label) == "true")
+    return [rule for role in roles for rule in role["rules"]]
+
+
+def test_the_clusters_roles_gain_rights_to_modelservices_and_no_others() -> None:
+    objects = RENDERED["defaults"]
+    viewed = {
+        ("tandem.dev", "modelservices"): set(_READ),
+        ("tandem.dev", "enginepools"): set(_READ),
+        ("tandem.dev", "modelservices/status"): {"get"},
+        ("tandem.dev", "enginepools/status"): {"get"},
+        ("tandem.dev", "enginepools/scale"): {"get"},
+    }
+    edited = {
+        **viewed,
+        ("tandem.dev", "modelservices"): {*_READ, "create", "update", "patch", "delete", "deletecollection"},
+        ("tandem.dev", "enginepools/scale"): {"get", "update", "patch"},
+    }
+    assert rights(aggregated(objects, "view")) == viewed
+    assert rights(aggregated(objects, "edit")) == rights(aggregated(objects, "admin")) == edited
+    bound = {binding["roleRef"]["name"] for binding in of_kind(objects, "ClusterRoleBinding")}
+    assert not bound & {f"tandem-view-{NAMESPACE}", f"tandem-edit-{NAMESPACE}"}, (
+        "they give nobody anything by themselves"
+    )
+
+
+@pytest.mark.parametrize("values", [{"rbac": {"aggregate": False}}, {"rbac": {"create": False}}])
+def test_they_gain_nothing_where_that_is_not_wanted(values: Json) -> None:
+    objects = render(values)
+    assert [aggregated(objects, to) for to in ("view", "edit", "admin")] == [[], [], []]
 
 
 @every
