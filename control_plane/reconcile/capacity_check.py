@@ -18,7 +18,7 @@ from tandem.spec.worker_settings import gpu_memory_share
 _SIXTEEN_OR_MORE: Final = ("float32", "bfloat16", "float16")
 _CONFIG: Final = "config.json of the model has not been read: it is on the hub, or in an annotation of the service"
 
-_MOVING: Final = frozenset(("cpu_offload_gb", "cpu_offload_params", "hf_overrides", "offload_backend"))
+_MOVING: Final = frozenset(("cpu_offload_gb", "hf_overrides", "quantization_config"))
 """vLLM's own arguments by which less lies on accelerators than the model's files say, or other things."""
 
 

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final, TypeGuard
 
-from tandem.core.errors import TandemError
-
 Json = Mapping[str, Any]
 
 _TEXT_PARTS: Final = ("text_config", "language_config", "llm_config", "thinker_config")
@@ -128,16 +126,6 @@ def _eos(*places: Json) -> tuple[int, ...]:
 
 def _is_count(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
-
-
-def whole_number(config: Json, key: str, default: int | None = None) -> int:
-    """The value of a key that has to be a number above 0. Raises `bad_model` naming the key."""
-    value = config.get(key)
-    if value is None:
-        value = default
-    if not _is_count(value):
-        raise TandemError("bad_model", f"config.json: {key} is {config.get(key)!r}, not a number above 0", param=key)
-    return value
 
 
 class Windows(Enum):

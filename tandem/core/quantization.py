@@ -28,7 +28,15 @@ _TYPES: Final[Mapping[str, str]] = {
     "petit_nvfp4": "nvfp4",
 }
 """The weight type by vLLM's name of the quantization method, for checkpoints that say no more."""
-_BY_ALGORITHM: Final[Mapping[str, str]] = {"FP8": "fp8", "NVFP4": "nvfp4", "W4A16_NVFP4": "nvfp4"}
+_BY_ALGORITHM: Final[Mapping[str, str]] = {
+    "FP8": "fp8",
+    "FP8_BLOCK_SCALES": "fp8",
+    "FP8_PB_WO": "fp8",
+    "FP8_PER_CHANNEL_PER_TOKEN": "fp8",
+    "MXFP8": "fp8",
+    "NVFP4": "nvfp4",
+    "W4A16_NVFP4": "nvfp4",
+}
 """Of NVIDIA's Model Optimizer, whose method has the same name for all of them."""
 _BY_BITS: Final[Mapping[int, str]] = {4: "int4", 8: "int8"}
 
@@ -42,8 +50,8 @@ def weight_type(config: Mapping[str, Any]) -> str | None:
     method = str(found.get("quant_method", "")).lower().replace("compressed_tensors", "compressed-tensors")
     if method == "compressed-tensors":
         return _grouped(found)
-    if method == "modelopt":
-        return _BY_ALGORITHM.get(str(found.get("quant_algo", "FP8")).upper())
+    if method.startswith("modelopt") and found.get("quant_algo"):
+        return _BY_ALGORITHM.get(str(found["quant_algo"]).upper())
     if method == "bitsandbytes":
         return "int8" if found.get("load_in_8bit") or found.get("_load_in_8bit") else "int4"
     if found.get("dynamic"):

@@ -3,18 +3,9 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
-from tandem.core.config_facts import (
-    Windows,
-    layer_types,
-    other_state,
-    text_part,
-    whole_number,
-    window_pattern,
-    windows_of,
-)
+from tandem.core.config_facts import Windows, layer_types, other_state, text_part, window_pattern, windows_of
 from tandem.core.errors import TandemError
-from tandem.core.recurrent_layers import recurrent_layers
-from tandem.core.sizing import Experts, Latent, Shape
+from tandem.core.sizing import Experts, Latent, Recurrent, Shape
 
 _TIED: Final = ("gemma", "cohere")
 """Families that use their embeddings as the head's weights unless the file says otherwise."""
@@ -38,20 +29,20 @@ def shape_of(config: Mapping[str, Any]) -> Shape:
     kind = str(config.get("model_type", ""))
     if kind not in _FAMILIES:
         raise TandemError("bad_model", f"config.json: the parts of models of type {kind!r} are not known here")
-    layers = whole_number(config, "num_hidden_layers")
-    other, recurrent = other_state(whole, config), recurrent_layers(config, kind, layers)
+    layers = _whole(config, "num_hidden_layers")
+    other, recurrent = other_state(whole, config), _recurrent_layers(config, kind, layers)
     if other not in ("", _INDEX) and not (other == _STATE and recurrent is not None):
         raise TandemError("bad_model", f"config.json: the model has {other}, whose sizes are not computed here")
-    hidden, heads = whole_number(config, "hidden_size"), whole_number(config, "num_attention_heads")
+    hidden, heads = _whole(config, "hidden_size"), _whole(config, "num_attention_heads")
     window, windowed = _windows(config, layers)
     return Shape(
         layers=layers,
         hidden=hidden,
         heads=heads,
-        kv_heads=whole_number(config, "num_key_value_heads", heads),
-        head_dim=whole_number(config, "head_dim", hidden // heads),
-        feed_forward=whole_number(config, "intermediate_size_mlp", whole_number(config, "intermediate_size")),
-        vocabulary=whole_number(config, "vocab_size"),
+        kv_heads=_whole(config, "num_key_value_heads", heads),
+        head_dim=_whole(config, "head_dim", hidden // heads),
+        feed_forward=_whole(config, "intermediate_size_mlp", _whole(config, "intermediate_size")),
+        vocabulary=_whole(config, "vocab_size"),
         tied_embeddings=bool(config.get("tie_word_embeddings", kind.startswith(_TIED))),
         query_key_value_bias=kind.startswith("qwen2") or bool(config.get("attention_bias", False)),
         query_key_norms=kind.startswith("qwen3"),
@@ -69,11 +60,11 @@ def _windows(config: Mapping[str, Any], layers: int) -> tuple[int, int]:
     kinds = layer_types(config)
     if config.get("attention_chunk_size"):
         chunked = kinds.count("chunked_attention") if kinds else _rotary_layers(config, layers)
-        return (whole_number(config, "attention_chunk_size"), chunked) if chunked else (0, 0)
+        return (_whole(config, "attention_chunk_size"), chunked) if chunked else (0, 0)
     found = windows_of(config)
     if found is Windows.NONE:
         return 0, 0
-    window = whole_number(config, "sliding_window")
+    window = _whole(config, "sliding_window")
     if kinds:
         return window, sum(kind == "sliding_attention" for kind in kinds)
     pattern = window_pattern(config)
@@ -86,20 +77,20 @@ def _rotary_layers(config: Mapping[str, Any], layers: int) -> int:
     rotary = config.get("no_rope_layers")
     if isinstance(rotary, list) and rotary:
         return sum(bool(each) for each in rotary)
-    return layers - layers // whole_number(config, "no_rope_layer_interval", 4)
+    return layers - layers // _whole(config, "no_rope_layer_interval", 4)
 
 
 def _latent(config: Mapping[str, Any], *, indexed: bool) -> Latent | None:
     if not config.get("kv_lora_rank"):
         return None
     return Latent(
-        rank=whole_number(config, "kv_lora_rank"),
-        rope=whole_number(config, "qk_rope_head_dim"),
-        nope=whole_number(config, "qk_nope_head_dim"),
-        value=whole_number(config, "v_head_dim"),
+        rank=_whole(config, "kv_lora_rank"),
+        rope=_whole(config, "qk_rope_head_dim"),
+        nope=_whole(config, "qk_nope_head_dim"),
+        value=_whole(config, "v_head_dim"),
         query_rank=int(config.get("q_lora_rank") or 0),
         # Of 8 bits, with a float32 scale for each 128.
-        index_bytes=whole_number(config, "index_head_dim", 128) * 132 // 128 if indexed else 0,
+        index_bytes=_whole(config, "index_head_dim", 128) * 132 // 128 if indexed else 0,
     )
 
 
@@ -113,11 +104,60 @@ def _experts(config: Mapping[str, Any], layers: int) -> Experts | None:
     for key in ("num_local_experts", "num_experts", "n_routed_experts"):
         if config.get(key):
             return Experts(
-                count=whole_number(config, key),
-                active=whole_number(config, "num_experts_per_tok"),
-                width=whole_number(config, "moe_intermediate_size", whole_number(config, "intermediate_size")),
+                count=_whole(config, key),
+                active=_whole(config, "num_experts_per_tok"),
+                width=_whole(config, "moe_intermediate_size", _whole(config, "intermediate_size")),
                 shared=int(config.get("n_shared_experts") or isinstance(step, int) or bool(shared_width)),
                 dense_layers=int(config.get("first_k_dense_replace") or between),
                 shared_width=int(shared_width),
             )
     return None
+
+
+def _recurrent_layers(config: Mapping[str, Any], kind: str, layers: int) -> Recurrent | None:
+    """The recurrent layers of a model of type `kind`; None where it has none, or such that are not known here. Raises
+    `bad_model` naming a key that is missing."""
+    if kind == "qwen3_next":
+        return _delta_net(config, layers)
+    if kind == "granitemoehybrid" and "mamba" in layer_types(config):
+        return _mamba2(config)
+    return None
+
+
+def _delta_net(config: Mapping[str, Any], layers: int) -> Recurrent:
+    """Gated delta networks of Qwen3-Next (arXiv 2412.06464): each head of values has a matrix of key x value numbers
+    as its state, and a convolution over keys, queries and values keeps its last inputs."""
+    hidden, heads = _whole(config, "hidden_size"), _whole(config, "linear_num_value_heads")
+    key, value = _whole(config, "linear_key_head_dim"), _whole(config, "linear_value_head_dim")
+    kernel = _whole(config, "linear_conv_kernel_dim")
+    keys, values = _whole(config, "linear_num_key_heads") * key, heads * value
+    convolved = 2 * keys + values
+    # Queries, keys, values and a gate as wide as values; two numbers a head for decay and update; the way back.
+    matrices = hidden * (convolved + values) + hidden * 2 * heads + values * hidden
+    vectors = convolved * kernel + 2 * heads + value
+    whole = layers // _whole(config, "full_attention_interval", 4)
+    count = layer_types(config).count("linear_attention") or layers - whole
+    return Recurrent(count, matrices, vectors, heads * key * value + convolved * (kernel - 1))
+
+
+def _mamba2(config: Mapping[str, Any]) -> Recurrent:
+    """Mamba-2 layers of Granite 4 (arXiv 2405.21060): each head has a matrix of head x state numbers, and a
+    convolution over inputs and both projections of the state keeps its last inputs."""
+    hidden, heads = _whole(config, "hidden_size"), _whole(config, "mamba_n_heads")
+    kernel, state = _whole(config, "mamba_d_conv"), _whole(config, "mamba_d_state")
+    inner = heads * _whole(config, "mamba_d_head")
+    convolved = inner + 2 * _whole(config, "mamba_n_groups") * state
+    matrices = hidden * (inner + convolved + heads) + inner * hidden
+    # Weights and biases of the convolution; decay, skip and step of each head; the norm before the way back.
+    vectors = convolved * (kernel + 1) + 3 * heads + inner
+    count = layer_types(config).count("mamba")
+    return Recurrent(count, matrices, vectors, inner * state + convolved * (kernel - 1))
+
+
+def _whole(config: Mapping[str, Any], key: str, default: int | None = None) -> int:
+    value = config.get(key)
+    if value is None:
+        value = default
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise TandemError("bad_model", f"config.json: {key} is {config.get(key)!r}, not a number above 0", param=key)
+    return value

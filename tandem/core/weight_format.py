@@ -17,7 +17,7 @@ from tandem.core.sizing import ITEM_BYTES, Shape
 
 _LEFT: Final = ("embeddings", "vectors", "router")
 """Parts that no method quantizes."""
-_HEAD: Final = ("compressed-tensors", "modelopt")
+_HEAD: Final = ("compressed-tensors", "modelopt", "modelopt_fp4")
 """Methods that quantize the head, too, unless the checkpoint leaves it out."""
 _EXPERTS_ONLY: Final = ("mxfp4", "gpt_oss_mxfp4", "experts_int8")
 _SCALE_BYTES: Final = 2.0

@@ -71,6 +71,8 @@ def groups(**weights: Any) -> dict[str, Any]:
         ),
         (quantized("modelopt", quant_algo="NVFP4", ignore=["lm_head"]), LINEAR * 9 / 16 + PLAIN),
         (quantized("modelopt", quant_algo="FP8", exclude_modules=["lm_head"]), LINEAR + PLAIN),
+        (quantized("modelopt", quant_algo="fp8_pb_wo", exclude_modules=["lm_head"]), LINEAR + PLAIN),
+        (quantized("modelopt_fp4", quant_algo="NVFP4", exclude_modules=["lm_head"]), LINEAR * 9 / 16 + PLAIN),
         # A scale of 4 bytes for each 128 x 128: 6,979,321,856 / 4096 = 1,703,936 more.
         (quantized("fp8", weight_block_size=[128, 128]), LINEAR + 1_703_936 + PLAIN),
         # A scale of 4 bytes for each 64, or of one byte.
