@@ -40,7 +40,7 @@ def facts_of(config: Mapping[str, Any]) -> ModelFacts:
     context, dtype = read(config).context_tokens, weight_type(config)
     try:
         shape = shape_of(config)
-        stored = format_of(config, shape.layers)
+        stored = format_of(config, shape)
         return ModelFacts(shape, dtype, context, config=config, format=stored, kv_dtype=kv_type(config))
     except TandemError as error:
         return ModelFacts(None, dtype, context, unread=error.message, config=config)

@@ -21,26 +21,17 @@ _HEAD: Final = ("compressed-tensors", "modelopt", "modelopt_fp4")
 """Methods that quantize the head, too, unless the checkpoint leaves it out."""
 _EXPERTS_ONLY: Final = ("mxfp4", "gpt_oss_mxfp4", "experts_int8")
 _SCALE_BYTES: Final = 2.0
-_ATTENTION: Final = (
-    "q_proj",
-    "k_proj",
-    "v_proj",
-    "o_proj",
-    "q_a_proj",
-    "q_b_proj",
-    "kv_a_proj_with_mqa",
-    "kv_b_proj",
-)
+_ATTENTION: Final = ("q_proj", "k_proj", "v_proj", "o_proj")
+_LATENT: Final = ("kv_a_proj_with_mqa", "kv_b_proj", "o_proj")
 _FEED_FORWARD: Final = ("gate_proj", "up_proj", "down_proj")
 _MODULES: Final[Mapping[str, tuple[tuple[str, ...], ...]]] = {
     "attention": (("self_attn",), _ATTENTION),
     "feed_forward": (("mlp",), _FEED_FORWARD),
-    "experts": (("mlp",), ("experts",), ("0",), _FEED_FORWARD),
+    "experts": (("mlp",), ("experts",), ("0", "1"), _FEED_FORWARD),
     "shared_experts": (("mlp",), ("shared_expert",), _FEED_FORWARD),
     "recurrent": (("linear_attn",), ("in_proj_qkvz", "out_proj")),
 }
 """The paths of a part's matrices within a layer, as most models name them."""
-
 _LAYER: Final = re.compile(r"(?:^|\.)layers\.(\d+)(?:\.|$)")
 _LANGUAGE: Final = frozenset(("model", "language_model", "text_model"))
 """What the layers of the language part are in; a tower of images has layers of its own."""
@@ -71,18 +62,29 @@ def quantized_by(method: str) -> WeightFormat | None:
     return None if dtype is None else WeightFormat(ITEM_BYTES[dtype], _untouched(method))
 
 
-def format_of(config: Mapping[str, Any], layers: int) -> WeightFormat | None:
-    """The format of a quantized checkpoint of `layers` layers; None for one that is not quantized, or in a way that
-    is not known."""
+def format_of(config: Mapping[str, Any], shape: Shape) -> WeightFormat | None:
+    """The format of a quantized checkpoint of this shape; None for one that is not quantized, or in a way that is not
+    known."""
     found, dtype = quantization(config), weight_type(config)
     if found is None or dtype is None or dtype not in ITEM_BYTES:
         return None
     method = method_of(found)
     patterns = tuple(_patterns(found))
-    plain = {part: _share_left(part, patterns, layers) for part in _MODULES}
+    whole = tuple(pattern for pattern in patterns if _layer_of(pattern) is None)
+    modules = {**_MODULES, "attention": (("self_attn",), _ATTENTION if shape.latent is None else _LATENT)}
+    plain = {
+        part: _share_left(names, patterns if _everywhere(part, shape) else whole, shape.layers)
+        for part, names in modules.items()
+    }
     if any(_matches(pattern, "lm_head") for pattern in patterns):
         plain["head"] = 1.0
     return WeightFormat(ITEM_BYTES[dtype] + _scales(found, method, dtype), {**plain, **_untouched(method, found)})
+
+
+def _everywhere(part: str, shape: Shape) -> bool:
+    """Whether every layer has this part. Of other parts it is not known which layers a pattern of one layer names."""
+    dense = shape.experts is not None and shape.experts.dense_layers > 0
+    return shape.recurrent is None and (part == "attention" or not dense)
 
 
 def _untouched(method: str, found: Mapping[str, Any] | None = None) -> dict[str, float]:
@@ -140,20 +142,25 @@ def _patterns(found: Mapping[str, Any]) -> Iterator[str]:
             yield from (str(each) for each in listed)
 
 
-def _share_left(part: str, patterns: tuple[str, ...], layers: int) -> float:
-    """The share of the layers in which all of the part's matrices are left out."""
+def _share_left(names: tuple[tuple[str, ...], ...], patterns: tuple[str, ...], layers: int) -> float:
+    """The share of the layers in which all matrices of these names are left out."""
     if not patterns:
         return 0.0
-    paths = [".".join(names) for names in product(*_MODULES[part])]
+    paths = [".".join(path) for path in product(*names)]
     by_layer: dict[str, list[str]] = {}
     for pattern in patterns:
-        numbered = None if pattern.startswith("re:") else _LAYER.search(pattern)
-        by_layer.setdefault("" if numbered is None else numbered[1], []).append(pattern)
+        by_layer.setdefault(_layer_of(pattern) or "", []).append(pattern)
     left = 0
     for layer in map(str, range(layers)):
         here = by_layer.get("", []) + by_layer.get(layer, [])
         left += all(any(_matches(pattern, f"layers.{layer}.{path}") for pattern in here) for path in paths)
     return left / layers
+
+
+def _layer_of(pattern: str) -> str | None:
+    """The number of the one layer that a pattern is about; None where it is about all, or does not tell."""
+    numbered = None if pattern.startswith("re:") else _LAYER.search(pattern)
+    return None if numbered is None else numbered[1]
 
 
 def _matches(pattern: str, path: str) -> bool:

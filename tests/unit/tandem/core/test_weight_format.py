@@ -23,9 +23,10 @@ def quantized(method: str, **how: Any) -> dict[str, Any]:
 
 
 def bytes_of(config: dict[str, Any]) -> int:
-    found = format_of(config, config["num_hidden_layers"])
+    shape = shape_of(config)
+    found = format_of(config, shape)
     assert found is not None
-    return found.bytes_of(shape_of(config))
+    return found.bytes_of(shape)
 
 
 def groups(**weights: Any) -> dict[str, Any]:
@@ -91,6 +92,15 @@ def groups(**weights: Any) -> dict[str, Any]:
             quantized("fp8", modules_to_not_convert=["model.layers.0", "model.layers.31.self_attn", "layers.31.mlp"]),
             LINEAR * 34 / 32 + PLAIN,
         ),
+        # Every matrix of the attention of one layer by its name; one of another layer alone counts as nothing.
+        (
+            quantized(
+                "fp8",
+                ignored_layers=[f"model.layers.3.self_attn.{name}_proj" for name in "qkvo"]
+                + ["model.layers.4.self_attn.q_proj"],
+            ),
+            LINEAR + 41_943_040 + PLAIN,
+        ),
         # All attention: 41,943,040 numbers in each of 32 layers.
         (quantized("fp8", ignored_layers=["re:.*self_attn.*"]), LINEAR + 32 * 41_943_040 + PLAIN),
         # A tower of images has layers of its own, "gate" is the router's and no part of "gate_proj".
@@ -123,6 +133,26 @@ def test_deepseek_v3_in_blocks_of_8_bits() -> None:
     assert bytes_of(CONFIGS["DeepSeek-V3"]) == quantized_bytes + 3_921_590_272
 
 
+def test_only_what_certainly_stays_as_it_was_counts_as_that() -> None:
+    def without(name: str, *left: str) -> int:
+        config = CONFIGS[name]
+        given = config.get("quantization_config", {"quant_method": "fp8"})
+        return bytes_of({**config, "quantization_config": {**given, "modules_to_not_convert": list(left)}})
+
+    # One expert of a layer is not all of them, and the first three layers have none.
+    whole = without("DeepSeek-V3")
+    assert without("DeepSeek-V3", "model.layers.3.mlp.experts.0") == whole
+    assert without("DeepSeek-V3", "model.layers.0.mlp") == whole
+    # 187,105,280 numbers of one layer's attention: of 2 bytes instead of 1 and 4 / 16,384.
+    more = 187_105_280 - 187_105_280 // 4096
+    assert without("DeepSeek-V3", "model.layers.0.self_attn") == whole + more
+    # Which of a hybrid's layers are recurrent is not asked.
+    hybrid = without("Qwen3-Next-80B-A3B")
+    assert without("Qwen3-Next-80B-A3B", "model.layers.0") == hybrid
+    # 36 x (2048 x (8192 + 4096) + 2048 x 64 + 4096 x 2048) = 36 x 33,685,504 numbers.
+    assert without("Qwen3-Next-80B-A3B", "linear_attn") == hybrid + 36 * 33_685_504
+
+
 @pytest.mark.parametrize(
     "config",
     [
@@ -138,7 +168,7 @@ def test_deepseek_v3_in_blocks_of_8_bits() -> None:
 )
 def test_what_is_not_known_has_no_size(config: dict[str, Any]) -> None:
     assert weight_type(config) is None
-    assert format_of(config, 32) is None
+    assert format_of(config, shape_of(LLAMA)) is None
 
 
 def test_a_method_of_the_engine_leaves_embeddings_and_head() -> None:
