@@ -19,6 +19,7 @@ from tandem.engine.digest_threads import DigestThreads
 from tandem.link.dialer import open_dialer
 from tandem.link.proof import LinkKeys
 from tandem.link.servers import open_server
+from tandem.process.certificate_expiry import tell_expiry
 from tandem.process.health import Health
 from tandem.process.logs import EventLines, set_up_logs
 from tandem.process.metrics import PrometheusMeter
@@ -42,6 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         set_up_logs(json_lines=settings.log.format == "json", level=settings.log.level)
         events = EventLines(sys.stdout if settings.events else None)
         meter = PrometheusMeter()
+        tell_expiry(meter, settings.link.tls, settings.link_tls)
         health = Health(events, meter)
         if settings.metrics_bind is not None:
             events.emit("metrics", address=meter.serve(settings.metrics_bind, lambda: health.problem))

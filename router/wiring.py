@@ -42,6 +42,7 @@ from tandem.kube.cluster import Cluster
 from tandem.link.dialer import open_dialer
 from tandem.link.proof import LinkKeys
 from tandem.link.protocol import Dialer
+from tandem.process.certificate_expiry import tell_expiry
 from tandem.process.logs import EventLines
 from tandem.process.loop_watch import LoopWatch
 from tandem.process.metrics import PrometheusMeter
@@ -74,6 +75,7 @@ class Wiring:
         """The service, on the running loop."""
         settings = self.settings
         clock, entropy, meter = SystemClock(), SystemEntropy(), PrometheusMeter()
+        tell_expiry(meter, settings.link_tls)
         shared = _shared_index(settings, meter)
         fleet = self._fleet(clock, entropy, meter, shared)
         dispatcher = Dispatcher(fleet, self._tools(clock, entropy, meter, telemetry, fleet.services))

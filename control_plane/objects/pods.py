@@ -50,7 +50,7 @@ _MARGIN_S: Final = 30
 _OWN: Final = '[ "$(stat -c %u "$1")" = "${0%:*}" ] || exec chown "$0" "$1"'
 """Gives the directory $1 to the owner $0, `USER:GROUP`, unless it is that user's."""
 _SHARED_MOUNT: Final = {"name": "shared", "mountPath": SHARED_DIRECTORY}
-_FETCH: Final = "fetch"
+FETCH: Final = "fetch"
 _FETCHING: Final = {"cpu": "500m", "memory": "1Gi"}
 _FETCHING_LARGE: Final = {"cpu": "2", "memory": "4Gi"}
 """What fetching has, without and with accelerators: no more than the worker that follows asks for by default."""
@@ -224,7 +224,7 @@ def _limited(template: Json) -> Json:
     for each in spec.get("initContainers", ()):
         asked = each.get("resources") or {}
         limits = {**(asked.get("requests") or {}), **(asked.get("limits") or {})}
-        fetches = each["name"] == _FETCH and limits
+        fetches = each["name"] == FETCH and limits
         containers.append({**each, "resources": {**asked, "limits": limits}} if fetches else each)
     return {**template, "spec": {**spec, "initContainers": containers}} if containers else template
 
@@ -235,7 +235,7 @@ def _fetching(service: ModelService, pool: Pool, installation: Installation, vol
         return []
     credentials = service.spec.model.credentials_secret
     container: Json = {
-        "name": _FETCH,
+        "name": FETCH,
         "image": pool.image,
         "imagePullPolicy": installation.image_pull_policy,
         "command": ["python", "-m", "tandem.apps.cli", "fetch"],

@@ -10,6 +10,7 @@ from typing import Any
 from control_plane.objects.revisions import RevisionRecord
 from control_plane.rollout.model import GateResult, Health
 from tandem.core.sizing import Shape
+from tandem.core.weight_format import WeightFormat
 from tandem.kube.kinds import Json, Kind, Ref
 from tandem.spec.service import ModelService
 
@@ -17,13 +18,16 @@ from tandem.spec.service import ModelService
 @dataclass(frozen=True)
 class ModelFacts:
     """Facts about a model that are known before it is loaded. `dtype` is that of its weights, `context` the longest
-    one; None stands for an unknown fact. `unread` is why there is no shape. `config` is its `config.json`."""
+    one; None stands for an unknown fact. `unread` is why there is no shape. `config` is its `config.json`, `format`
+    how a quantized checkpoint stores its weights, `kv_dtype` the type in which it asks for its KV."""
 
     shape: Shape | None
     dtype: str | None = "bfloat16"
     context: int | None = None
     unread: str = ""
     config: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    format: WeightFormat | None = None
+    kv_dtype: str | None = None
 
 
 @dataclass(frozen=True)
@@ -167,6 +171,8 @@ class Observed:
     """Services that have to be done before this one may take over new defaults of the installation."""
     name_holder: str = ""
     """The service, as `namespace/name`, that has this one's model name; empty where nobody knows of others."""
+    accelerator_bytes: Mapping[str, int] = field(default_factory=dict)
+    """By pool, the memory of one of its accelerators as labels of nodes tell it."""
 
     @property
     def namespace(self) -> str:

@@ -2,6 +2,7 @@
 
 import logging
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
@@ -16,6 +17,7 @@ from control_plane.operator.applier import Applier
 from control_plane.operator.health import RolloutHealth
 from control_plane.operator.mirror import Mirror
 from control_plane.reconcile import reconcile
+from control_plane.reconcile.capacity_check import measured_memory
 from control_plane.reconcile.desired_state import read_status
 from control_plane.reconcile.service_status import awaits_routers
 from control_plane.reconcile.turns import ASKING, Line, Standing, awaited_until_s, look_again_s, state_of
@@ -51,6 +53,12 @@ class Reports(Protocol):
         ...
 
 
+class Nodes(Protocol):
+    """Labels of nodes with accelerators, each kind of node once."""
+
+    known: tuple[Mapping[str, str], ...]
+
+
 class Models(Protocol):
     """Source of facts about models."""
 
@@ -70,6 +78,7 @@ class ControllerDeps:
     clock: Clock
     meter: Meter
     installation: Installation
+    nodes: Nodes | None = None
 
 
 class Controller:
@@ -130,7 +139,14 @@ class Controller:
             routers=tools.reports.routers(key),
             name_holder=tools.mirror.name_holder(obj),
             turns=self._turns(key, obj),
+            accelerator_bytes=self._measured(wish),
         )
+
+    def _measured(self, wish: DesiredSpec) -> dict[str, int]:
+        nodes = self._tools.nodes
+        if nodes is None or wish.service is None:
+            return {}
+        return measured_memory(wish.service, nodes.known, self._tools.installation.accelerator_label)
 
     def _turns(self, key: Key, obj: Json) -> int:
         """Services before this one in the line for new defaults. The line is brought up to date by what has changed

@@ -15,8 +15,9 @@ from control_plane.observe.observed import ModelFacts
 from tandem.core.clock import Clock
 from tandem.core.config_facts import facts_of as read
 from tandem.core.errors import TandemError
-from tandem.core.quantization import weight_type
+from tandem.core.quantization import kv_type, weight_type
 from tandem.core.shape_reading import shape_of
+from tandem.core.weight_format import format_of
 from tandem.kube.kinds import Json
 from tandem.process.logs import event
 from tandem.spec.model import Model
@@ -38,7 +39,9 @@ def facts_of(config: Mapping[str, Any]) -> ModelFacts:
     """Facts that the formulas derive from a configuration; for a configuration they do not know, the reason."""
     context, dtype = read(config).context_tokens, weight_type(config)
     try:
-        return ModelFacts(shape_of(config), dtype, context, config=config)
+        shape = shape_of(config)
+        stored = format_of(config, shape)
+        return ModelFacts(shape, dtype, context, config=config, format=stored, kv_dtype=kv_type(config))
     except TandemError as error:
         return ModelFacts(None, dtype, context, unread=error.message, config=config)
 

@@ -13,11 +13,13 @@ from control_plane.operator.controller import Controller, ControllerDeps
 from control_plane.operator.mirror import Mirror, Watched
 from control_plane.operator.model_facts import HubFacts
 from control_plane.operator.models import KnownModels
+from control_plane.operator.node_labels import NodeLabels
 from control_plane.operator.probes import Page, ProbeServer
 from control_plane.operator.routers import RouterReports, endpoints_of_pods, endpoints_of_urls, serving
 from control_plane.operator.scaling import scaled_services
 from control_plane.operator.schema_check import check_schemas
 from control_plane.operator.settings import OperatorSettings
+from control_plane.operator.start_figures import start_figures
 from control_plane.reconcile.pool_status import LOAD_EVERY_S
 from control_plane.reports.http_get import Endpoint
 from control_plane.reports.poller import Poller
@@ -27,12 +29,13 @@ from tandem.core.entropy import Entropy
 from tandem.core.errors import TandemError
 from tandem.kube.cluster import Cluster
 from tandem.kube.election import Election
-from tandem.kube.kinds import ENGINE_POOL
+from tandem.kube.kinds import ENGINE_POOL, POD
 from tandem.kube.lease import LeaseSettings
 from tandem.kube.queue import WorkQueue
 from tandem.kube.recorder import EventRecorder
 from tandem.kube.store import Key, key_of
 from tandem.kube.workers import Workers
+from tandem.process.certificate_expiry import tell_expiry
 from tandem.process.logs import EventLines
 from tandem.process.metrics import PrometheusMeter
 from tandem.process.run import Service
@@ -69,6 +72,7 @@ class OperatorService:
         self._clock = clock
         self._entropy = entropy
         self._meter = PrometheusMeter()
+        tell_expiry(self._meter, settings.router_tls, settings.scaler_tls)
         self._queue: WorkQueue[Key] = WorkQueue(clock)
         self._cluster: Cluster | None = None
         self._parts: _Parts | None = None
@@ -97,6 +101,7 @@ class OperatorService:
             "scaling": parts.scaling.run,
             "leading": self._lead,
             "loads": self._look_at_loads,
+            "nodes": parts.nodes.run,
         }
         return found if parts.hub is None else {**found, "models": parts.hub.run}
 
@@ -186,6 +191,8 @@ class OperatorService:
             # One operator tells: every replica would tell the same.
             figures = condition_figures(mirror.services(), mirror.objects(ENGINE_POOL)) if leads else {}
             self._meter.replace("tandem_operator_condition", figures)
+            started = start_figures(mirror.objects(POD), {name for name, _, _ in figures})
+            self._meter.replace("tandem_operator_start_seconds", started)
         return Page(200, self._meter.render())
 
 
@@ -215,6 +222,7 @@ class _Parts:
         )
         self.reports = RouterReports(poller, self._serving(settings))
         self.hub = HubFacts(clock, self._found) if settings.look_up_models else None
+        self.nodes = NodeLabels(cluster, settings.installation.accelerator_label, self._look_again)
         self._queue = queue
         recorder = EventRecorder(cluster, clock, _COMPONENT, self.identity)
         self.controller = Controller(
@@ -228,6 +236,7 @@ class _Parts:
                 clock=clock,
                 meter=meter,
                 installation=settings.installation,
+                nodes=self.nodes,
             )
         )
         self.board = MetricCache(clock)
@@ -245,7 +254,10 @@ class _Parts:
         return (lambda: given) if given else (lambda: serving(self.mirror.routers()))
 
     def _found(self, _repository: str) -> None:
-        """Queue every service for another look, now that the facts of a model are known."""
+        self._look_again()
+
+    def _look_again(self) -> None:
+        """Queue every service for another look, now that something is known that is not in its objects."""
         for obj in self.mirror.services():
             self._queue.add(key_of(obj))
 

@@ -115,7 +115,9 @@ def _blocked(observed: Observed, status: ModelServiceStatus, installation: Insta
     if (refused := _cannot_hand_over(wish.service, observed.model)) is not None:
         return Blocked("CannotHandOver", f"{refused}. Use role unified or auto.", {})
     # What runs evidently fits, whatever the arithmetic says.
-    found = {} if wish.revision == status.current_revision else pools_over_capacity(wish.service, observed.model)
+    if wish.revision == status.current_revision:
+        return None
+    found = pools_over_capacity(wish.service, observed.model, observed.accelerator_bytes)
     if not found:
         return None
     pool, why = next(iter(found.items()))

@@ -92,7 +92,8 @@ def _sayings(
     yield _scaling(observed, spec, name)
     yield failing
     yield short
-    missing = "" if goal.service is None else pools_unchecked(goal.service, observed.model).get(name, "")
+    known = observed.model, observed.accelerator_bytes
+    missing = "" if goal.service is None else pools_unchecked(goal.service, *known).get(name, "")
     fits = "NotChecked" if missing else "Fits"
     yield condition_update("DoesNotFit", misfit is not None, "TooLarge" if misfit else fits, misfit or missing)
     if goal.service is not None and spec is not None and spec.role == "auto":

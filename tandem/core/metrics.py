@@ -99,6 +99,18 @@ _METRICS: Final = (
     ),
     Metric("tandem_pairs", "gauge", "Pairs of a prefill and a decode worker by state.", ("state",)),
     Metric("tandem_pair_changes_total", "counter", "Pairs that entered a state.", ("state",)),
+    Metric(
+        "tandem_certificate_expiry_timestamp_seconds",
+        "gauge",
+        "When a certificate that this process shows ends, in seconds since the epoch, by its file.",
+        ("certificate",),
+    ),
+    Metric(
+        "tandem_start_stage_seconds",
+        "gauge",
+        "How long a stage of this worker's start took: load (a first request included), canary.",
+        ("stage",),
+    ),
     Metric("tandem_step_seconds", "histogram", "Engine step time.", ("role",), _MS),
     Metric("tandem_batch_sequences", "histogram", "Sequences in a step.", ("role",), _TOKENS),
     Metric(
@@ -177,6 +189,13 @@ _METRICS: Final = (
         "gauge",
         "Conditions of ModelServices and, by pool, EnginePools: Ready and Available of each, others while they hold.",
         ("service", "pool", "condition"),
+    ),
+    Metric(
+        "tandem_operator_start_seconds",
+        "gauge",
+        "Stages of the start of a pool's newest ready worker: schedule (until it had a node), fetch (the model's"
+        " files), start (its container, until it was ready).",
+        ("service", "pool", "stage"),
     ),
     Metric("tandem_operator_reconciles_total", "counter", "Looks at a ModelService, by their end.", ("outcome",)),
     Metric("tandem_operator_reconcile_seconds", "histogram", "How long a look takes, writes included.", (), _MS),

@@ -23,8 +23,8 @@ ITEM_BYTES: Final[Mapping[str, float]] = {
     "mxfp4": 0.53125,
     "nvfp4": 0.5625,
 }
-"""Bytes of one number; of types with a scale for each 32 or 16 numbers with that. Other scales of quantized weights,
-some 1 to 3 % more, are within `RUNTIME_SHARE`."""
+"""Bytes of one number; of types with a scale for each 32 or 16 numbers with that. What other scales of quantized
+weights take is in `weight_format`."""
 RUNTIME_SHARE: Final = 0.10
 """The share of an accelerator's memory for activations, graphs, allocator and communication buffers. vLLM also leaves
 a tenth."""
@@ -41,18 +41,33 @@ class Latent:
     value: int
     query_rank: int = 0
     """0 where queries are projected directly."""
+    index_bytes: int = 0
+    """Bytes per token and layer of the keys by which an index chooses positions; 0 without an index."""
 
 
 @dataclass(frozen=True)
 class Experts:
     """Mixture of experts: `count` feed-forward networks of width `width`, `active` of them per token, and `shared`
-    ones that every token passes; the first `dense_layers` layers have an ordinary one."""
+    ones that every token passes; the first `dense_layers` layers have an ordinary one. `shared_width` is the width of
+    the shared ones, 0 where it is that of all."""
 
     count: int
     active: int
     width: int
     shared: int = 0
     dense_layers: int = 0
+    shared_width: int = 0
+
+
+@dataclass(frozen=True)
+class Recurrent:
+    """Layers that keep a state of fixed size per sequence instead of KV per token: `layers` of them, each with
+    `matrices` parameters in its projections, `vectors` others, and a state of `numbers` numbers."""
+
+    layers: int
+    matrices: int
+    vectors: int
+    numbers: int
 
 
 @dataclass(frozen=True)
@@ -75,6 +90,14 @@ class Shape:
     """Positions that layers with a sliding window see; 0 where none has one."""
     windowed_layers: int = 0
     """The number of layers with a sliding window."""
+    recurrent: Recurrent | None = None
+    query_gate: bool = False
+    """Whether the projection of queries also gives a gate of the same size."""
+
+    @property
+    def kv_layers(self) -> int:
+        """The number of layers that keep KV."""
+        return self.layers - (0 if self.recurrent is None else self.recurrent.layers)
 
     @property
     def attention(self) -> str:
@@ -86,69 +109,88 @@ class Shape:
     @property
     def parameters(self) -> int:
         """All of them."""
-        return self._outside() + self.layers * self._attention() + self._feed_forwards(active=False)
+        return sum(self.parts.values())
 
     @property
     def active_parameters(self) -> int:
         """The number of parameters that a token passes; an embedding table that is only looked up is not counted."""
-        outside = self.hidden * self.vocabulary + self.hidden
-        return outside + self.layers * self._attention() + self._feed_forwards(active=True)
+        parts = {**self.parts, "head": self.hidden * self.vocabulary, "embeddings": 0}
+        if (experts := self.experts) is not None:
+            parts["experts"] = parts["experts"] * experts.active // experts.count
+        return sum(parts.values())
 
-    def _outside(self) -> int:
-        tables = 1 if self.tied_embeddings else 2
-        return tables * self.hidden * self.vocabulary + self.hidden
+    @property
+    def parts(self) -> Mapping[str, int]:
+        """The number of parameters by the part of the model that they are in."""
+        table, recurrent = self.hidden * self.vocabulary, self.recurrent
+        matrices, vectors = self._attention()
+        found = {
+            "embeddings": table,
+            "head": 0 if self.tied_embeddings else table,
+            "vectors": self.hidden * (1 + 2 * self.layers) + self.kv_layers * vectors,
+            "attention": self.kv_layers * matrices,
+            **self._feed_forwards(),
+        }
+        if recurrent is not None:
+            found["vectors"] += recurrent.layers * recurrent.vectors
+            found["recurrent"] = recurrent.layers * recurrent.matrices
+        return found
 
-    def _attention(self) -> int:
-        """The number of parameters of one layer's attention, with the layer's two norms."""
-        norms = 2 * self.hidden
+    def _attention(self) -> tuple[int, int]:
+        """The numbers of parameters of one layer's attention: in matrices, and in norms and biases."""
         if (latent := self.latent) is not None:
             per_head = latent.nope + latent.rope
             if latent.query_rank:
-                queries = latent.query_rank * (self.hidden + self.heads * per_head + 1)
+                queries = latent.query_rank * (self.hidden + self.heads * per_head)
             else:
                 queries = self.hidden * self.heads * per_head
-            down = self.hidden * (latent.rank + latent.rope) + latent.rank
+            down = self.hidden * (latent.rank + latent.rope)
             up = latent.rank * self.heads * (latent.nope + latent.value)
-            return norms + queries + down + up + self.heads * latent.value * self.hidden
+            return queries + down + up + self.heads * latent.value * self.hidden, latent.query_rank + latent.rank
         query, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
         bias = query + 2 * kv if self.query_key_value_bias else 0
-        norms += 2 * self.head_dim if self.query_key_norms else 0
-        return norms + 2 * self.hidden * query + 2 * self.hidden * kv + bias
+        norms = 2 * self.head_dim if self.query_key_norms else 0
+        return self.hidden * (2 * query + 2 * kv + (query if self.query_gate else 0)), bias + norms
 
-    def _feed_forwards(self, *, active: bool) -> int:
-        """The number of parameters of all layers' feed-forward networks, or with `active` of those that a token
-        passes."""
+    def _feed_forwards(self) -> dict[str, int]:
+        """The numbers of parameters of all layers' feed-forward networks."""
         dense = 3 * self.hidden * self.feed_forward
         if (experts := self.experts) is None:
-            return self.layers * dense
-        one = 3 * self.hidden * experts.width
-        passed = experts.active if active else experts.count
-        sparse = (passed + experts.shared) * one + self.hidden * experts.count
-        return experts.dense_layers * dense + (self.layers - experts.dense_layers) * sparse
+            return {"feed_forward": self.layers * dense}
+        sparse = self.layers - experts.dense_layers
+        return {
+            "feed_forward": experts.dense_layers * dense,
+            "experts": sparse * experts.count * 3 * self.hidden * experts.width,
+            "shared_experts": sparse * experts.shared * 3 * self.hidden * (experts.shared_width or experts.width),
+            "router": sparse * self.hidden * experts.count,
+        }
 
     def kv_token_bytes(self, dtype: str = "bfloat16") -> int:
-        """KV cache of one token over all layers, unsharded: 2 · layers · kv_heads · head_dim · item, or for MLA
-        layers · (rank + rope) · item. Raises `bad_setting` for an unknown type."""
-        item = item_bytes(dtype)
-        if self.latent is not None:
-            return ceil(self.layers * (self.latent.rank + self.latent.rope) * item)
-        return ceil(2 * self.layers * self.kv_heads * self.head_dim * item)
+        """KV cache of one token over all layers that keep any, unsharded: 2 · layers · kv_heads · head_dim · item, or
+        for MLA layers · ((rank + rope) · item + index). Raises `bad_setting` for an unknown type."""
+        return self.kv_token_bytes_per_rank(1, dtype=dtype)
 
     def kv_token_bytes_per_rank(self, tensor: int, pipeline: int = 1, dtype: str = "bfloat16") -> int:
         """The largest share of one accelerator. KV heads are split, and repeated where there are fewer than ranks;
         a latent is the same on all tensor ranks."""
-        layers = ceil(self.layers / pipeline)
-        if self.latent is not None:
-            return ceil(layers * (self.latent.rank + self.latent.rope) * item_bytes(dtype))
+        layers = ceil(self.kv_layers / pipeline)
+        if (latent := self.latent) is not None:
+            return ceil(layers * ((latent.rank + latent.rope) * item_bytes(dtype) + latent.index_bytes))
         return ceil(2 * layers * ceil(self.kv_heads / tensor) * self.head_dim * item_bytes(dtype))
 
     def sequence_tokens(self, context: int) -> float:
-        """The KV of one sequence of `context` tokens, as a number of tokens with KV in all layers. Layers with a
-        sliding window keep only the tokens inside it."""
+        """The KV of one sequence of `context` tokens, as a number of tokens with KV in all layers that keep any.
+        Layers with a sliding window keep only the tokens inside it."""
         if not self.windowed_layers:
             return context
         inside = min(context, self.window)
-        return context - (context - inside) * self.windowed_layers / self.layers
+        return context - (context - inside) * self.windowed_layers / self.kv_layers
+
+    def state_bytes(self, dtype: str = "bfloat16") -> int:
+        """What recurrent layers keep of one sequence, whatever its length, unsharded. Raises `bad_setting` for an
+        unknown type."""
+        recurrent = self.recurrent
+        return 0 if recurrent is None else ceil(recurrent.layers * recurrent.numbers * item_bytes(dtype))
 
     def with_whole_cache(self) -> "Shape":
         """All layers keep everything, as they do where KV is exchanged."""
@@ -221,7 +263,7 @@ def _attention_flop(shape: Shape) -> int:
     """Per token attended to, over all layers: a multiplication and an addition for the score, and for the value."""
     if (latent := shape.latent) is not None:
         return 2 * shape.layers * shape.heads * (latent.nope + latent.rope + latent.value)
-    return 4 * shape.layers * shape.heads * shape.head_dim
+    return 4 * shape.kv_layers * shape.heads * shape.head_dim
 
 
 @dataclass(frozen=True)
@@ -245,21 +287,24 @@ def fit(
     share: float = 1 - RUNTIME_SHARE,
     weights: float | None = None,
     activations: float = 0.0,
+    expert: bool = False,
 ) -> Fit:
     """Whether `tensor` x `pipeline` accelerators of `memory` bytes each hold, in a `share` of their memory, the
-    weights (`weights` bytes in all, by default computed), `activations` bytes each and the KV of one sequence of
-    `context` tokens. Raises `bad_setting` for unknown types."""
-    if problem := indivisible(shape, tensor, pipeline):
+    weights (`weights` bytes in all, by default computed), `activations` bytes each and the KV and state of one
+    sequence of `context` tokens. With `expert` ranks have whole experts. Raises `bad_setting` for unknown types."""
+    if problem := indivisible(shape, tensor, pipeline, expert=expert):
         return Fit(False, 0, problem)
     ranks = tensor * pipeline
     total = float(shape.weight_bytes(weight_dtype)) if weights is None else weights
     each = total / ranks
-    room = memory * share - each - activations
+    state = shape.state_bytes() / ranks
+    room = memory * share - each - activations - state
     token = shape.kv_token_bytes_per_rank(tensor, pipeline, kv_dtype)
     kv_tokens = max(0, int(room // token))
     sum_said = (
         f"weights {_gb(total)} over {ranks} accelerators are {_gb(each)} each"
-        f"{f', activations about {_gb(activations)}' if activations else ''}; of {_gb(memory)}, "
+        f"{f', activations about {_gb(activations)}' if activations else ''}"
+        f"{f', the state of one sequence {_gb(state)}' if state else ''}; of {_gb(memory)}, "
         f"{1 - share:.0%} are left to {'the runtime' if share == 1 - RUNTIME_SHARE else 'others'}, so "
         f"{_gb(max(room, 0.0))} hold KV of {kv_tokens} tokens at {token} B"
     )
@@ -283,15 +328,15 @@ def even_share(workers: int) -> float:
     return floor((1 - RUNTIME_SHARE) / workers * 1000 + 1e-6) / 1000
 
 
-def indivisible(shape: Shape, tensor: int, pipeline: int = 1) -> str | None:
+def indivisible(shape: Shape, tensor: int, pipeline: int = 1, *, expert: bool = False) -> str | None:
     """Why the model cannot be cut like that, or None. Fewer KV heads than ranks are repeated, so one must divide the
-    other."""
+    other. With `expert` ranks have whole experts, whose width is not cut."""
     if shape.heads % tensor:
         return f"tensor parallelism {tensor} does not divide the {shape.heads} attention heads"
     if shape.latent is None and shape.kv_heads % tensor and tensor % shape.kv_heads:
         return f"tensor parallelism {tensor} and {shape.kv_heads} KV heads: neither divides the other"
     width = shape.feed_forward if shape.experts is None else shape.experts.width
-    if width % tensor:
+    if width % tensor and not (expert and shape.experts is not None):
         return f"tensor parallelism {tensor} does not divide the feed-forward width {width}"
     if pipeline > shape.layers:
         return f"pipeline parallelism {pipeline} is more than the {shape.layers} layers"

@@ -46,8 +46,9 @@ class PrometheusMeter:
         for metric in METRICS.values():
             if not metric.labels:
                 self._begin(metric, ())
+        self._asked: dict[str, Callable[[], Mapping[tuple[str, ...], float]]] = {}
         self._registry = CollectorRegistry()
-        self._registry.register(_Families(self._values, self._histograms))
+        self._registry.register(_Families(self._values, self._histograms, self._asked))
 
     def add(self, name: str, value: float = 1.0, *labels: str) -> None:
         key = name, labels
@@ -69,6 +70,12 @@ class PrometheusMeter:
             del self._values[key]
         for labels, value in values.items():
             self.set(name, value, *labels)
+
+    def ask(self, name: str, values: Callable[[], Mapping[tuple[str, ...], float]]) -> None:
+        """A gauge has what `values` gives, by its labels, whenever metrics are asked for, perhaps from another
+        thread."""
+        assert METRICS[name].kind == "gauge"
+        self._asked[name] = values
 
     def observe(self, name: str, value: float, *labels: str) -> None:
         histogram = self._histograms.get((name, labels))
@@ -103,9 +110,15 @@ class PrometheusMeter:
 class _Families(Collector):
     """The figures as prometheus_client wants them, made when a scrape asks, perhaps from another thread."""
 
-    def __init__(self, values: dict[_Key, float], histograms: dict[_Key, _Histogram]) -> None:
+    def __init__(
+        self,
+        values: dict[_Key, float],
+        histograms: dict[_Key, _Histogram],
+        asked: Mapping[str, Callable[[], Mapping[tuple[str, ...], float]]],
+    ) -> None:
         self._values = values
         self._histograms = histograms
+        self._asked = asked
 
     def collect(self) -> Iterator[Family]:
         for metric in METRICS.values():
@@ -119,6 +132,9 @@ class _Families(Collector):
         family = kind(metric.name, metric.help, labels=metric.labels)
         for (name, labels), value in list(self._values.items()):
             if name == metric.name:
+                family.add_metric(labels, value)
+        if (values := self._asked.get(metric.name)) is not None:
+            for labels, value in values().items():
                 family.add_metric(labels, value)
         return family
 

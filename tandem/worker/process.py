@@ -15,6 +15,7 @@ from tandem.engine.digest_threads import DigestThreads
 from tandem.link.proof import LinkKeys
 from tandem.link.protocol import LinkServer
 from tandem.link.servers import open_server
+from tandem.process.certificate_expiry import tell_expiry
 from tandem.process.health import Health
 from tandem.process.logs import EventLines, set_up_logs
 from tandem.process.metrics import PrometheusMeter
@@ -60,6 +61,7 @@ def worker_main(roles: tuple[str, ...], make: Callable[[ProcessDeps], WorkerServ
         events = EventLines(sys.stdout if settings.events else None)
         events.emit("loading", fraction=0.0)
         meter = PrometheusMeter()
+        tell_expiry(meter, settings.link.tls)
         health = Health(events, meter)
         if settings.metrics_bind is not None:
             # Before anything is loaded, which may take long: whoever probes is answered from the start.

@@ -66,12 +66,14 @@ class WorkerService:
         """Load the model and open the KV side. Raises `bad_model`, `bad_setting`, `engine_failed`."""
         self._events.emit("loading", fraction=0.0)
         self._started = True
+        began = self._parts.clock.now()
         info = await self._parts.engine.start()
         space = self._parts.engine.kv
         if space is not None:
             if self._parts.open_tiers is not None:
                 self._tiers = self._parts.open_tiers(space, info)
             await self._side.open(space, self._tiers)
+        self._took("load", began)
         epoch = space.epoch if space is not None else self._parts.entropy.u64()
         self._events.emit("loading", fraction=1.0)
         incarnation = WorkerEpoch(epoch, self._parts.deadlines.heartbeat_lost_s, self._renew)
@@ -91,6 +93,9 @@ class WorkerService:
         self._host = WorkerHost(self._parts, identity, incarnation, fetcher, health, self._tiers)
         if self._parts.open_publisher is not None and told:
             self._host.publisher = self._parts.open_publisher(self._host.hello(), self._names)
+
+    def _took(self, stage: str, began: float) -> None:
+        self._parts.meter.set("tandem_start_stage_seconds", self._parts.clock.now() - began, stage)
 
     def _names(self) -> Mapping[str, Sequence[bytes]]:
         """Everything there is, by tier."""
@@ -112,7 +117,9 @@ class WorkerService:
         self.address = await self._links.start(self.host.accept)
         self._events.emit("listening", address=self.address)
         self._health.alive()
+        began = self._parts.clock.now()
         proof = await self._prove()
+        self._took("canary", began)
         addresses = await self._side.settle(proof.broken)
         canary = "self" if proof.carried else ""
         self._events.emit("canary", canary=canary, paths=" ".join(proof.carried), broken="; ".join(proof.problems))

@@ -10,7 +10,7 @@ import pytest
 
 from tandem.kube import kinds
 from tandem.kube.kinds import Kind
-from tests.helm.charts import NAMESPACE, Json, containers, of_kind, rendered, selects, workloads
+from tests.helm.charts import NAMESPACE, Json, containers, of_kind, render, rendered, selects, workloads
 from tools.chart_values import PAGE
 
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -74,6 +74,7 @@ _OPERATOR: Final[dict[str, tuple[str, ...]]] = {
 _AT_HOME: Final[dict[str, tuple[str, ...]]] = {
     "LEASE": ("create", "get", "update"),
     "CUSTOM_RESOURCE": ("get",),
+    "NODE": ("list",),
     "POD": _READ,
 }
 _PARTS: Final = {
@@ -100,7 +101,7 @@ def wanted(table: dict[str, tuple[str, ...]]) -> dict[tuple[str, str], set[str]]
 
 def test_the_operator_may_do_what_it_does_and_no_more() -> None:
     objects = RENDERED["two namespaces"]
-    cluster = {("apiextensions.k8s.io", "customresourcedefinitions"): {"get"}}
+    cluster = {("apiextensions.k8s.io", "customresourcedefinitions"): {"get"}, ("", "nodes"): {"list"}}
     for namespace in ("llm", "search"):
         found = rights(rules_of(objects, "tandem-operator", namespace))
         assert found == {**wanted(_OPERATOR), **_PARTS, **cluster}
@@ -120,10 +121,13 @@ def test_leases_and_definitions_are_named_one_by_one() -> None:
 
 def test_the_documentation_says_what_the_operators_clusterrole_is_for() -> None:
     (role,) = of_kind(RENDERED["defaults"], "ClusterRole", f"tandem-operator-{NAMESPACE}")
-    names = {name for rule in role["rules"] for name in rule["resourceNames"]}
+    names = {name for rule in role["rules"] for name in rule.get("resourceNames", ())}
+    (unnamed,) = (rule for rule in role["rules"] if "resourceNames" not in rule)
+    assert (unnamed["resources"], unnamed["verbs"]) == (["nodes"], ["list"])
     page = PAGE.read_text("utf-8")
     sentence = page[page.index("a ClusterRole only to read") :].partition("It never reads")[0]
     assert "three" in sentence
+    assert "nodes" in sentence
     assert len(names) == 3
     assert {name for name in names if not name.endswith(".tandem.dev")} == {"scaledobjects.keda.sh"}
     assert "`scaledobjects.keda.sh`" in sentence
@@ -142,6 +146,41 @@ def test_every_kind_that_routers_and_stores_touch_is_among_their_rights() -> Non
         assert rules
         for name in kinds_in(package):
             assert all(allowed(rules, getattr(kinds, name), verb) for verb in _READ), (package, name)
+
+
+def aggregated(objects: list[Json], to: str) -> list[Json]:
+    """The rules that the cluster's role `to` gains."""
+    label = f"rbac.authorization.k8s.io/aggregate-to-{to}"
+    roles = (role for role in of_kind(objects, "ClusterRole") if role["metadata"]["labels"].get(label) == "true")
+    return [rule for role in roles for rule in role["rules"]]
+
+
+def test_the_clusters_roles_gain_rights_to_modelservices_and_no_others() -> None:
+    objects = RENDERED["defaults"]
+    viewed = {
+        ("tandem.dev", "modelservices"): set(_READ),
+        ("tandem.dev", "enginepools"): set(_READ),
+        ("tandem.dev", "modelservices/status"): {"get"},
+        ("tandem.dev", "enginepools/status"): {"get"},
+        ("tandem.dev", "enginepools/scale"): {"get"},
+    }
+    edited = {
+        **viewed,
+        ("tandem.dev", "modelservices"): {*_READ, "create", "update", "patch", "delete", "deletecollection"},
+        ("tandem.dev", "enginepools/scale"): {"get", "update", "patch"},
+    }
+    assert rights(aggregated(objects, "view")) == viewed
+    assert rights(aggregated(objects, "edit")) == rights(aggregated(objects, "admin")) == edited
+    bound = {binding["roleRef"]["name"] for binding in of_kind(objects, "ClusterRoleBinding")}
+    assert not bound & {f"tandem-view-{NAMESPACE}", f"tandem-edit-{NAMESPACE}"}, (
+        "they give nobody anything by themselves"
+    )
+
+
+@pytest.mark.parametrize("values", [{"rbac": {"aggregate": False}}, {"rbac": {"create": False}}])
+def test_they_gain_nothing_where_that_is_not_wanted(values: Json) -> None:
+    objects = render(values)
+    assert [aggregated(objects, to) for to in ("view", "edit", "admin")] == [[], [], []]
 
 
 @every

@@ -144,6 +144,12 @@ class Models:
         return self.known
 
 
+class KnownNodes:
+    """What is known of nodes with accelerators."""
+
+    known: tuple[Mapping[str, str], ...] = ()
+
+
 class World:
     """One service. `tick` lets a second of virtual time pass in it."""
 
@@ -151,7 +157,7 @@ class World:
         self.clock = LoopClock(asyncio.get_running_loop())
         self.cluster = CrashingCluster(self.clock, lacks)
         self.routers = Routers(self)
-        self.models = Models()
+        self.models, self.nodes = Models(), KnownNodes()
         self.spec: Json = yaml.safe_load(SPEC)
         self.installation = Installation(worker_image="one", tenants=tenants)
         self.lives = 0
@@ -296,6 +302,7 @@ class World:
                 self.clock,
                 meter,
                 self.installation,
+                self.nodes,
             )
         )
         workers = Workers(queue, controller.work, controller.failed, count=2)

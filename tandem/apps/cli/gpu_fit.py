@@ -7,8 +7,7 @@ from typing import Any, Final
 
 from tandem.apps.cli.local_model import CONFIG, model_config, model_directory
 from tandem.core.errors import TandemError
-from tandem.core.quantization import type_of_method
-from tandem.core.sizing import ITEM_BYTES, Shape, activation_bytes, fit, indivisible
+from tandem.core.sizing import activation_bytes, fit, indivisible, item_bytes
 from tandem.devices.assigning import Assignment
 from tandem.engine.settings import SchedulerSettings
 from tandem.spec.engine import EngineSpec
@@ -35,17 +34,21 @@ def fit_of(config: Mapping[str, Any], file_bytes: int, engine: EngineSpec, given
         return "memory not checked: the driver does not say how much the GPU has"
     # Imported on use: most platforms have no GPU, and the control plane takes a while to load.
     from control_plane.operator.model_facts import facts_of
+    from control_plane.reconcile.capacity_check import computed_with, unfollowed, weight_bytes
 
     facts = facts_of(config)
     shape, shards = facts.shape, engine.parallelism
     if shape is None:
         return f"memory not checked: {facts.unread}"
-    if problem := indivisible(shape, shards.tensor, shards.pipeline):
+    if moved := unfollowed(engine):
+        return f"memory not checked: {moved}"
+    if problem := indivisible(shape, shards.tensor, shards.pipeline, expert=shards.expert):
         raise TandemError("bad_setting", f"{given.name}: {problem}", param="parallelism")
-    weights = _weight_bytes(shape, engine, facts.dtype, file_bytes)
+    dtype, plain = computed_with(engine, facts), facts.dtype if facts.dtype in _PLAIN else None
+    converted = plain is not None and (engine.quantization is not None or item_bytes(plain) != item_bytes(dtype))
+    weights = file_bytes if file_bytes and not converted else weight_bytes(engine, facts)
     if weights is None:
-        return "memory not checked: the weights are not here yet, and quantized ones cannot be computed"
-    dtype = next((each for each in (engine.dtype, facts.dtype) if each in _PLAIN), "bfloat16")
+        return "memory not checked: the weights are not here yet, and how large quantized ones are is not known"
     scheduler = SchedulerSettings()
     found = fit(
         shape,
@@ -56,6 +59,7 @@ def fit_of(config: Mapping[str, Any], file_bytes: int, engine: EngineSpec, given
         context=engine.context_tokens or facts.context or 1,
         share=given.share,
         weights=weights,
+        expert=shards.expert,
         activations=activation_bytes(
             shape,
             tokens=scheduler.max_batched_tokens,
@@ -79,16 +83,3 @@ def fit_of(config: Mapping[str, Any], file_bytes: int, engine: EngineSpec, given
 def weight_file_bytes(directory: Path) -> int:
     """Total bytes of all safetensors files in the directory, quantized or not."""
     return sum(file.stat().st_size for file in directory.glob("*.safetensors"))
-
-
-def _weight_bytes(shape: Shape, engine: EngineSpec, stated: str | None, file_bytes: int) -> float | None:
-    """Bytes of the weights in memory: those of the files, unless loading converts the weights to another type. None
-    when the size is not known."""
-    quantized = stated not in _PLAIN
-    if file_bytes and engine.quantization is None and (quantized or engine.dtype in (None, "auto", stated)):
-        return float(file_bytes)
-    if engine.quantization is not None:
-        dtype = type_of_method(engine.quantization)
-    else:
-        dtype = stated if quantized or engine.dtype in (None, "auto") else engine.dtype
-    return None if dtype not in ITEM_BYTES else float(shape.weight_bytes(str(dtype)))

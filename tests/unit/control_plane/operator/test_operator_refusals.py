@@ -70,6 +70,43 @@ def test_a_model_that_does_not_fit_gets_no_pod() -> None:
     in_world(story)
 
 
+def test_an_accelerator_is_as_large_as_its_nodes_say() -> None:
+    def held(world: World, type_: str) -> dict[str, Json]:
+        pools = world.of(ENGINE_POOL)
+        each = {pool["metadata"]["name"]: pool["status"]["conditions"] for pool in pools}
+        return {name: next(one for one in conditions if one["type"] == type_) for name, conditions in each.items()}
+
+    def on(type_: str) -> Callable[[Json], None]:
+        def edit(spec: Json) -> None:
+            spec["engine"] = {"type": "torch"}
+            for pool in spec["pools"]:
+                pool["accelerator"] = {"type": type_}
+
+        return edit
+
+    async def story(world: World) -> None:
+        world.models.known = ModelFacts(Shape(32, 4096, 32, 8, 128, 14336, 128256), context=8192)
+        await world.edit(on("NVIDIA-X9"))
+        await world.settle()
+        for told in held(world, "DoesNotFit").values():
+            assert (told["status"], told["reason"]) == ("False", "NotChecked")
+            assert "the memory of accelerator 'NVIDIA-X9' is not known" in told["message"]
+        # 16.06 GB of weights and 1.07 GB of KV: 90 % of 16 GiB are too little for them, of 24 GiB enough.
+        world.nodes.known = ({"nvidia.com/gpu.product": "NVIDIA-Y9", "nvidia.com/gpu.memory": "16384"},)
+        await world.edit(on("NVIDIA-Y9"))
+        await world.settle()
+        stalled = world.condition("Stalled")
+        assert (stalled["status"], stalled["reason"]) == ("True", "DoesNotFit")
+        assert "of 17.18 GB, 10% are left to the runtime" in stalled["message"]
+        world.nodes.known = ({"nvidia.com/gpu.product": "NVIDIA-Z9", "nvidia.com/gpu.memory": "24576"},)
+        await world.edit(on("NVIDIA-Z9"))
+        await world.settle()
+        for told in held(world, "DoesNotFit").values():
+            assert (told["status"], told["reason"]) == ("False", "Fits")
+
+    in_world(story)
+
+
 def test_prefill_and_decode_workers_do_not_span_nodes() -> None:
     def wide(spec: Json) -> None:
         spec["engine"] = {"type": "vllm"}

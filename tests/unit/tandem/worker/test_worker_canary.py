@@ -181,6 +181,9 @@ def test_every_role_pulls_from_itself_and_leaves_nothing_behind(role: str) -> No
             router.stop()
         (line,) = bench.told("canary")
         assert (line["canary"], line["paths"], line["broken"]) == ("self", "fast slow", "")
+        stages = {key[1] for key in bench.meter.values if key[0] == "tandem_start_stage_seconds"}
+        assert stages == {"load", "canary"}
+        assert bench.meter.values["tandem_start_stage_seconds", "canary"] > 0.0
         for path in ("fast", "slow"):
             assert bench.meter.values["tandem_kv_transport_usable", path] == 1.0
             assert bench.meter.values["tandem_canaries_total", "self", path, "ok"] == 1.0

@@ -188,7 +188,7 @@ def test_quantized_weights_count_as_their_files_do() -> None:
 @pytest.mark.parametrize(
     ("config", "memory", "said"),
     [
-        ({"model_type": "mamba2"}, 80.0, "memory not checked: config.json: hidden_size"),
+        ({"model_type": "mamba2"}, 80.0, "memory not checked: config.json: the parts of models of type 'mamba2'"),
         ({**LLAMA_8B, "sliding_window": 1024}, 23.0, "hold KV of"),
     ],
 )
