@@ -28,12 +28,14 @@ from tandem.kube.kinds import (
 )
 from tandem.kube.projection import ALL, PRESENT, Fields, Projection, only, with_status, without_bookkeeping
 
+_ENDED: Final[Fields] = {"exitCode": ALL, "reason": ALL, "message": ALL, "finishedAt": ALL}
+_BEFORE: Final[Fields] = {"waiting": {"reason": ALL, "message": ALL}, "running": PRESENT, "terminated": _ENDED}
 _STATE: Final[Fields] = {
-    "waiting": {"reason": ALL, "message": ALL},
-    "running": PRESENT,
-    "terminated": {"exitCode": ALL, "reason": ALL, "message": ALL, "finishedAt": ALL},
+    **_BEFORE,
+    "running": {"startedAt": ALL},
+    "terminated": {**_ENDED, "startedAt": ALL},
 }
-_CONTAINERS: Final[Fields] = {"name": ALL, "image": ALL, "ready": ALL, "state": _STATE, "lastState": _STATE}
+_CONTAINERS: Final[Fields] = {"name": ALL, "image": ALL, "ready": ALL, "state": _STATE, "lastState": _BEFORE}
 _CONDITIONS: Final[Fields] = {"type": ALL, "status": ALL, "reason": ALL, "message": ALL, "lastTransitionTime": ALL}
 _POD: Final[Fields] = {
     "apiVersion": ALL,

@@ -21,6 +21,7 @@ from control_plane.observe.reading import CHILDREN, OPTIONAL, ReportedInputs, ob
 from control_plane.operator.apply_diff import fingerprint, holds, signed
 from control_plane.operator.condition_figures import condition_figures
 from control_plane.operator.routers import endpoints_of_pods, serving
+from control_plane.operator.start_figures import start_figures
 from control_plane.operator.status_throttle import interim
 from control_plane.reconcile import reconcile
 from tandem.kube.kinds import (
@@ -36,7 +37,7 @@ from tandem.kube.store import Store
 from tandem.kube.times import timestamp
 
 NOW = 1_800_000_000.0
-KEPT_MAX = 6_000
+KEPT_MAX = 6_500
 """Bytes of Python objects that a mirror keeps of a running pod, which takes 60,000 and more when it comes."""
 
 times = st.floats(NOW - 9_000.0, NOW).map(timestamp)
@@ -211,6 +212,7 @@ def read(pod: Json) -> tuple[Any, ...]:
         pod_of(pod, "decode", "r1"),
         endpoints_of_pods([pod], 8000, secure=False),
         serving([pod]),
+        start_figures([pod], {"llm/chat"}),
     )
 
 
