@@ -68,14 +68,14 @@ async def test_a_text_that_fails_or_is_not_wanted_any_more_hurts_no_other() -> N
 
 async def test_long_texts_leave_the_loop_alone() -> None:
     tokenizing = Threaded(inline_characters=10)
-    assert await tokenizing.run(lambda: "short", 5, 1.0) == "short"
-    assert await tokenizing.run(lambda: "long", 50, 1.0) == "long"
+    assert await tokenizing.run(lambda: "short", 5, 60.0) == "short"
+    assert await tokenizing.run(lambda: "long", 50, 60.0) == "long"
     tokenizing.close()
 
 
 async def test_a_burst_of_long_texts_waits_for_its_turn() -> None:
-    tokenizing = Threaded(inline_characters=10)
-    texts = await asyncio.gather(*[tokenizing.run(partial(str, text), 50, 30.0) for text in range(1000)])
+    tokenizing = Threaded(inline_characters=10, queue_s=100.0)
+    texts = await asyncio.gather(*[tokenizing.run(partial(str, text), 50, 100.0) for text in range(1000)])
     assert texts == list(map(str, range(1000)))
     tokenizing.close()
 
@@ -83,14 +83,14 @@ async def test_a_burst_of_long_texts_waits_for_its_turn() -> None:
 @asynccontextmanager
 async def occupied() -> AsyncIterator[Threaded]:
     """One thread, which works for somebody else; in the end all that was left to it has been done."""
-    tokenizing, begun, going = Threaded(10, 1, 30.0), asyncio.Event(), threading.Event()
+    tokenizing, begun, going = Threaded(10, 1, 100.0), asyncio.Event(), threading.Event()
     loop = asyncio.get_running_loop()
 
     def work() -> bool:
         loop.call_soon_threadsafe(begun.set)
-        return going.wait(30.0)
+        return going.wait(100.0)
 
-    first = asyncio.create_task(tokenizing.run(work, 50, 30.0))
+    first = asyncio.create_task(tokenizing.run(work, 50, 100.0))
     try:
         await begun.wait()
         yield tokenizing
