@@ -175,6 +175,7 @@ def test_helm_lints_the_definitions_strictly(tmp_path: Path) -> None:
     Helm(program("helm"), Path("/dev/null"), tmp_path)("lint", "--strict", "--quiet", str(CHARTS / "tandem-crds"))
 
 
+@pytest.mark.long
 def test_checkov_finds_nothing_but_what_is_explained(tmp_path: Path) -> None:
     checkov = os.environ.get(CHECKOV)
     if checkov is None:
