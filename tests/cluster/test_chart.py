@@ -158,6 +158,8 @@ def test_the_api_server_grants_what_the_roles_say(
     assert may("tandem-operator", "patch", "tandem.dev", "modelservices", subresource="status")
     assert may("tandem-operator", "create", "apps", "deployments")
     assert may("tandem-operator", "update", "coordination.k8s.io", "leases", name="tandem-operator")
+    assert may("tandem-operator", "list", "", "nodes", namespace="")
+    assert not may("tandem-operator", "get", "", "nodes", namespace="")
     assert may("tandem-router", "watch", "tandem.dev", "modelservices")
     assert may("tandem-router", "list", "", "pods")
     for account in ("tandem-operator", "tandem-router"):
@@ -166,6 +168,43 @@ def test_the_api_server_grants_what_the_roles_say(
         assert not may(account, "delete", "tandem.dev", "modelservices")
         elsewhere = {"namespace": "kube-system"}
         assert not may(account, "list", "", "pods", **elsewhere)
+
+
+def test_the_clusters_own_roles_reach_modelservices(
+    release: tuple[str, tuple[str, ...]], admin: Admin, helm: Helm
+) -> None:
+    namespace, where = release
+    helm("install", where[0], _CHART, *where[1:])
+    for role in ("view", "edit"):
+        subject = {"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": f"{role}er"}
+        admin.applied(
+            {
+                "apiVersion": "rbac.authorization.k8s.io/v1",
+                "kind": "RoleBinding",
+                "metadata": {"name": role, "namespace": namespace},
+                "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": role},
+                "subjects": [subject],
+            }
+        )
+
+    def may(user: str, verb: str, resource: str, part: str = "") -> bool:
+        attributes = {"namespace": namespace, "verb": verb, "group": "tandem.dev", "resource": resource}
+        review = {
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SubjectAccessReview",
+            "spec": {"user": user, "resourceAttributes": {**attributes, "subresource": part}},
+        }
+        answer = admin.done("POST", "/apis/authorization.k8s.io/v1/subjectaccessreviews", review)
+        return bool(answer["status"]["allowed"])
+
+    admin.until(lambda: may("viewer", "list", "modelservices"), "a viewer sees no ModelServices", 30.0)
+    admin.until(lambda: may("editer", "create", "modelservices"), "an editor makes no ModelServices", 30.0)
+    assert may("editer", "watch", "enginepools")
+    assert may("editer", "patch", "enginepools", "scale")
+    assert not may("editer", "patch", "enginepools")
+    assert not may("editer", "patch", "modelservices", "status")
+    assert not may("viewer", "create", "modelservices")
+    assert not may("viewer", "patch", "enginepools", "scale")
 
 
 def test_what_helm_prints_is_what_the_tests_render(helm: Helm) -> None:
