@@ -28,8 +28,12 @@ ROUTERS_AT: Final = (0, 2)
 WORKERS_AT: Final = (0, 1)
 """Indices of the nodes with resources `router` and `worker`, so that drills know what they strike: on the head both
 are. A stream whose router and decode worker die at once is lost, as it was nowhere else."""
+WIDE_AT: Final = (0, 1)
+"""Of those that have an accelerator, as Ray counts them: there is none."""
 HTTP_PORT: Final = 18000
 FALLBACK_PORT: Final = 18500
+CLIENT_PORT: Final = 10001
+"""Of Ray's client server on the head."""
 _END_S: Final = 20.0
 _AGENTS: Final = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
 
@@ -64,6 +68,11 @@ class RayStage:
         self.cluster.remove_node(self.nodes[index], allow_graceful=False)
         self.nodes[index] = add_node(self.cluster, index)
 
+    def node_of(self, pid: int) -> int:
+        """The index of the node whose raylet has started a process."""
+        raylets = [node.all_processes["raylet"][0].process.pid for node in self.nodes]
+        return next(raylets.index(each.pid) for each in psutil.Process(pid).parents() if each.pid in raylets)
+
     @property
     def logs(self) -> Path:
         """What workers have printed."""
@@ -88,7 +97,7 @@ def _cluster(folder: Path) -> Iterator[RayStage]:
     from ray import serve
     from ray.cluster_utils import Cluster
 
-    head = {"include_dashboard": False, "temp_dir": str(folder / "ray")}
+    head = {"include_dashboard": False, "temp_dir": str(folder / "ray"), "ray_client_server_port": CLIENT_PORT}
     cluster = Cluster(initialize_head=True, head_node_args={**_node(0), **head})
     try:
         nodes = [cluster.head_node, *(add_node(cluster, index) for index in range(1, NODES))]
@@ -140,9 +149,12 @@ def _node(index: int) -> dict[str, Any]:
     resources = {f"n{index}": 100}
     resources |= {"router": 100} if index in ROUTERS_AT else {}
     resources |= {"worker": 100} if index in WORKERS_AT else {}
+    wide = index in WIDE_AT
+    resources |= {"accelerator_type:H100": 1} if wide else {}
     return {
         "object_store_memory": 80 << 20,
         "num_cpus": 8,
+        "num_gpus": 1 if wide else 0,
         "node_ip_address": address_of(index),
         "resources": resources,
     }

@@ -5,9 +5,11 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 
 import psutil
 import pytest
@@ -16,8 +18,9 @@ import yaml
 from tandem.apps.cli.main import USAGE_ERROR
 from tandem.apps.client.http import Target, parse_target
 from tandem.apps.ray.discovery_file import FILE
-from tests.ray.asking import answered, eventually, listed
-from tests.ray.conftest import HTTP_PORT, RayStage, begin_serve
+from tandem.apps.ray.up_options import KEY_VARIABLE
+from tests.ray.asking import answered, chat, eventually, listed
+from tests.ray.conftest import CLIENT_PORT, HTTP_PORT, RayStage, begin_serve
 from tests.worlds.up_stage import Up
 
 AT = Target("127.0.0.1", HTTP_PORT, False, "")
@@ -48,10 +51,14 @@ def written(folder: Path, name: str, port: int = HTTP_PORT) -> Path:
 
 
 @asynccontextmanager
-async def running(folder: Path, argv: Sequence[str]) -> AsyncIterator[Up]:
-    """A command with a folder of its own for its run directory, which does not survive the test."""
+async def running(
+    folder: Path, argv: Sequence[str], more: Mapping[str, str] = MappingProxyType({})
+) -> AsyncIterator[Up]:
+    """A command with a folder of its own for its run directory, which does not survive the test. `more` are
+    environment variables."""
     (folder / "own").mkdir(exist_ok=True)
-    environment = {**os.environ, "TMPDIR": str(folder / "own"), "XDG_RUNTIME_DIR": "", "PYTHONUNBUFFERED": "1"}
+    own = {"TMPDIR": str(folder / "own"), "XDG_RUNTIME_DIR": "", "PYTHONUNBUFFERED": "1"}
+    environment = {**os.environ, **own, **more}
     process = await asyncio.create_subprocess_exec(
         *argv, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT, env=environment
     )
@@ -200,6 +207,30 @@ async def _no_workers() -> bool:
 
 
 @pytest.mark.asyncio
+async def test_a_service_with_api_keys_is_started_and_taken_away_through_the_client_of_ray(
+    ray_stage: RayStage,
+) -> None:
+    keys = ray_stage.folder / "keys.json"
+    callers = {"ours": {"tenant": "us", "operator": True}, "theirs": "them"}
+    keys.write_text(json.dumps({"salt_key": "s" * 32, "keys": callers}))
+    through = ("--address", f"ray://127.0.0.1:{CLIENT_PORT}")
+    flags = (*through, "--routers", "1", "--api-keys", str(keys), str(written(ray_stage.folder, "afar")))
+    async with running(ray_stage.folder, up(ray_stage, *flags), {KEY_VARIABLE: "ours"}) as command:
+        await command.line("afar is served at", READY_S)
+        assert (await chat(AT, "afar", "hello", 5))[0] == 401
+        assert (await chat(replace(AT, key="another"), "afar", "hello", 5))[0] == 401
+        answer = await answered(replace(AT, key="theirs"), "afar", "hello", 5)
+        assert answer["usage"]["completion_tokens"] == 5
+        command.process.send_signal(signal.SIGINT)
+        assert await command.rest(90) == 0, command.lines
+        assert command.lines[-1] == "stopped", command.lines
+        assert not any("not everything has left" in line for line in command.lines), command.lines
+    await eventually(_hub_gone)
+    assert not workers()
+    assert not await _routers()
+
+
+@pytest.mark.asyncio
 async def test_serve_run_declares_services_and_the_hub_ends_with_its_application(ray_stage: RayStage) -> None:
     from ray import serve
 
@@ -244,6 +275,10 @@ async def test_routers_whose_options_a_configuration_has_replaced_are_known_as_r
 
 
 async def _no_routers() -> bool:
+    return not await _routers()
+
+
+async def _routers() -> tuple[str, ...]:
     from tandem.apps.ray.ray_serving import RayServing
 
-    return not await RayServing().routers()
+    return await RayServing().routers()

@@ -53,6 +53,8 @@ class DeclaringRouter(RouterReplica):
 async def _leave(name: str, within_s: float) -> None:
     """Begin it, and wait for it apart from what Serve waits for."""
     try:
-        await hub_of_this_cluster().call("leave", name, within_s, within_s=3 * within_s + _START_S)
+        hub = hub_of_this_cluster()
+        asked = await hub.call("turn", within_s=_START_S)
+        await hub.call("leave", name, within_s, asked, within_s=3 * within_s + _START_S)
     except TandemError as error:
         event(_log, "service_stays", level=logging.WARNING, service=name, problem=error.message)

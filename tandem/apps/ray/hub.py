@@ -25,11 +25,11 @@ from tandem.apps.ray.options import RaySettings
 from tandem.apps.ray.pods import NAMESPACE
 from tandem.apps.ray.router_reports import RouterReports
 from tandem.apps.ray.serving import Orders, RouterTold, Serving, WorkerTold
-from tandem.apps.ray.wanted import WantedServices
+from tandem.apps.ray.wanted import Turn, WantedServices, wanted_again
 from tandem.core.clock import Clock
 from tandem.core.entropy import Entropy
 from tandem.core.errors import TandemError
-from tandem.kube.cluster import Conflict, Page, Selector, WatchEvent
+from tandem.kube.cluster import Page, Selector, WatchEvent
 from tandem.kube.kinds import MODEL_SERVICE, POD, Json, Ref
 from tandem.spec.revision import revision_of
 from tandem.spec.service import ModelService
@@ -155,18 +155,24 @@ class Hub:
         await self._wanted.scale(service, counts)
         await self._changed()
 
-    async def leave(self, service: str, within_s: float) -> None:
+    async def turn(self) -> Turn:
+        """The moment at which `leave` is asked for, so that a call which is made again undoes nothing newer."""
+        await self._open()
+        return self._wanted.turn()
+
+    async def leave(self, service: str, within_s: float, asked: Turn | None = None) -> None:
         """Drain and delete a service; return when nothing of it is left. Workers that have not ended within
         `within_s` seconds are deleted with it. Raises `deadline_exceeded` when they are still there some time
-        later, and `Conflict` when the service is wanted again meanwhile."""
+        later, and `Conflict` when the service is wanted again meanwhile, or was after the turn at which this was
+        `asked`."""
         await self._open()
-        await self._wanted.leave(service, within_s)
+        await self._wanted.leave(service, within_s, asked)
         await self._changed()
         try:
             async with asyncio.timeout(2 * within_s + OPEN_S):
                 while self._left(service):
                     if self._wanted.stays(service):
-                        raise Conflict(f"service {service!r} is wanted again: it stays")
+                        raise wanted_again(service)
                     await asyncio.sleep(LOOK_EVERY_S / 2)
         except TimeoutError:
             problem = f"not gone within {within_s:g} s: {', '.join(self._left(service))}"
@@ -201,11 +207,6 @@ class Hub:
         return PlatformEntry(
             url=url, run_directory="", control="", members=members, pid=pid, began=process_start(pid) or 0
         )
-
-    async def idle_s(self) -> float:
-        """Seconds for which there has been no service and no application; 0 while there is any."""
-        await self._open()
-        return self._idle_s()
 
     # -- Replicas -------------------------------------------------------------------------------------------------
 
@@ -286,6 +287,7 @@ class Hub:
             raise
         self._log.begin(self._keeper.epoch)
         self._kubelet.adopt()
+        self._wanted.epoch = self._keeper.epoch
         self._wanted.end = HubEnd(self._clock.now(), self._keeper.state.routers_seen)
         self._opened.set()
 
@@ -312,6 +314,7 @@ class Hub:
             self._keeper.touch()
 
     def _idle_s(self) -> float:
+        """Seconds for which there has been no service and no application; 0 while there is any."""
         return 0.0 if self._empty_since is None else self._clock.now() - self._empty_since
 
     async def _changed(self) -> None:

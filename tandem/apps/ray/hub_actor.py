@@ -16,6 +16,7 @@ from tandem.apps.ray.options import RaySettings
 from tandem.apps.ray.ray_serving import RayServing, RayStore
 from tandem.apps.ray.replica_place import session_folder
 from tandem.apps.ray.serving import Orders, RouterTold, WorkerTold
+from tandem.apps.ray.wanted import Turn
 from tandem.core.errors import TandemError
 from tandem.kube.cluster import Page, Selector, WatchEvent
 from tandem.kube.kinds import Json
@@ -69,6 +70,9 @@ class HubActor:
 
     async def time(self) -> float:
         return await self._hub.time()
+
+    async def turn(self) -> Turn:
+        return await self._hub.turn()
 
     async def settings(self) -> RaySettings:
         """What the hub was told when it was made first; of the key a digest."""

@@ -2,6 +2,8 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any, Final, Protocol
 
 from tandem.core.errors import TandemError
@@ -67,16 +69,40 @@ class HubClient:
         if self._handle is None:
             self._handle = await self._find()
         if method not in _CHANGES:
-            return await getattr(self._handle, method).remote(*arguments)
+            return await _answer(getattr(self._handle, method).remote(*arguments))
         # Every time, as the hub's clock may be set.
-        hub_time: float = await self._handle.time.remote()
+        hub_time: float = await _answer(self._handle.time.remote())
         ahead_s = hub_time - asyncio.get_running_loop().time()
-        return await self._handle.change.remote(until + ahead_s, method, *arguments)
+        return await _answer(self._handle.change.remote(until + ahead_s, method, *arguments))
 
     def _forget(self, told: TandemError | None = None) -> None:
         """Find the hub anew next time, unless it is what has told this."""
         if told is None or told.code == "link_lost":
             self._handle = None
+
+
+async def _answer(reference: Any) -> Any:
+    """What a call gives. Who stops waiting for it does not cancel the future of Ray itself: the thread that reads for
+    a client (`ray://`) ends with the answer to a future that was cancelled, and every later call waits in vain."""
+    loop = asyncio.get_running_loop()
+    answer: asyncio.Future[Any] = loop.create_future()
+
+    def take(told: Future[Any]) -> None:
+        if answer.done():
+            return
+        error = told.exception()
+        if error is None:
+            answer.set_result(told.result())
+        else:
+            answer.set_exception(error)
+
+    def tell(told: Future[Any]) -> None:
+        # The loop may have ended before the answer has come.
+        with suppress(RuntimeError):
+            loop.call_soon_threadsafe(take, told)
+
+    reference.future().add_done_callback(tell)
+    return await answer
 
 
 def _told(method: str, error: Exception) -> TandemError | None:

@@ -249,6 +249,8 @@ class Kubelet:
         if self._clock.now() < self._not_before.get(app.name, 0.0):
             return
         await self._allowed()
+        # Until it is seen: also one whose deployment is not heard of may be there.
+        self._running = (*(self._running or ()), app.name)
         try:
             await self._serving.deploy(app)
         except TandemError as error:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from control_plane.objects.scheduling import nodes_of
+from tandem.apps.ray.placing import threads_of
 from tandem.link.address import join_host
 from tandem.process.processes import Command
 from tandem.spec.model import FETCHED, Model
@@ -86,6 +87,7 @@ def _settings(service: ModelService, pool: Pool, place: WorkerPlace) -> dict[str
         "revision": place.revision,
         **worker_settings(service, pool, model_source(service.spec.model, place)),
         **_nodes(service, pool, place),
+        "vllm.threads": threads_of(service, pool),
         "link.bind": join_host(place.host, 0),
         "link.advertise": place.host,
         "kv.transports": "nixl,tcp" if place.rdma else "shm,tcp",

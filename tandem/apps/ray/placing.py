@@ -8,7 +8,7 @@ from typing import Final
 from control_plane.objects.scheduling import nodes_of, parallelism_of
 from tandem.apps.ray.serving import ActorOptions, DeploymentPlan, RevisionApp, app_name
 from tandem.core.errors import TandemError
-from tandem.spec.pool import REPLICAS_MAX, WHOLE, Accelerator, Pool, Topology
+from tandem.spec.pool import REPLICAS_MAX, WHOLE, Accelerator, Pool, Topology, engine_of
 from tandem.spec.service import ModelService, RouterSpec
 
 ANNOTATION: Final = "ray.tandem.dev"
@@ -146,6 +146,16 @@ def actor_options(service: ModelService, pool: Pool) -> ActorOptions:
         per_node = _per_node(noted.get(_PER_NODE), f"{ANNOTATION}/{pool.name}.{_PER_NODE}")
     cpus = _number(noted.get(_CPUS, "1"), f"{ANNOTATION}/{pool.name}.{_CPUS}")
     return ActorOptions(cpus, gpus, type_, resources, per_node)
+
+
+def threads_of(service: ModelService, pool: Pool) -> int | None:
+    """Threads of each rank of a vLLM worker whose CPUs an annotation names, one of which is left to everything else;
+    None where none does, and the worker takes what its node has. Raises `bad_setting` as `actor_options` does."""
+    noted = _noted(service, pool)
+    if _CPUS not in noted or engine_of(service.spec.engine, pool).type != "vllm":
+        return None
+    cpus = _number(noted[_CPUS], f"{ANNOTATION}/{pool.name}.{_CPUS}")
+    return max(1, (int(cpus) - 1) // _ranks_here(service, pool))
 
 
 def ray_type(accelerator: Accelerator) -> str | None:

@@ -19,6 +19,7 @@ from tandem.apps.ray.options import RaySettings
 from tandem.apps.ray.placing import without_meaning
 from tandem.apps.ray.serving import ROUTERS, RouterApp, app_name
 from tandem.apps.ray.up_options import KEY_VARIABLE
+from tandem.apps.ray.wanted import Turn
 from tandem.core.errors import TandemError
 from tandem.kube.kinds import Json
 from tandem.spec.service import ModelService
@@ -76,6 +77,8 @@ class RayPlatform:
         """Whether this command has deployed routers."""
         self._making: asyncio.Task[None] | None = None
         """What Ray was asked to make last: it goes on although the command is broken off."""
+        self._left_at: Turn | None = None
+        """When this command first asked for its service's end."""
         self._events = 0
         self._nodes: ClusterNodes | None = None
 
@@ -225,7 +228,7 @@ class RayPlatform:
             raise TandemError("bad_setting", problem)
         for sentence in without_meaning(service):
             self._say_once(sentence)
-        self._wanted = True
+        self._wanted, self._left_at = True, None
         self._revision = await self._hub.call("want", service, within_s=_ASK_S)
         self.service = service
         return self._revision
@@ -315,18 +318,22 @@ class RayPlatform:
         await self._hub.call("scale", self.name, counts, within_s=_ASK_S)
 
     async def leave(self) -> None:
-        """Drain and take away the service; with the last one everything that was made for it. Raises what the hub
-        raises where that cannot be."""
+        """Drain and take away the service; with the last one all that was made for it. Raises what the hub raises."""
         within_s = max(float(pool.drain_seconds) for pool in self.service.spec.pools) + _MARGIN_S
-        await self._hub.call("leave", self.name, within_s, within_s=3 * within_s + _END_S)
+        await self._leave(within_s, 3 * within_s + _END_S)
         if await self._hub.call("services"):
             self._say("routers and Serve stay: other services run")
             return
         await self.end_shared()
 
+    async def _leave(self, drain_s: float, within_s: float) -> None:
+        """Whoever wants the service after this command has first asked for its end keeps it."""
+        self._left_at = self._left_at or await self._hub.call("turn", within_s=within_s)
+        await self._hub.call("leave", self.name, drain_s, self._left_at, within_s=within_s)
+
     async def abandon(self) -> None:
-        """Take away what a start has made for all services that has not come to wanting its own, where there is no
-        other. Raises what the hub raises where that cannot be."""
+        """Take away what a start has made that has not come to wanting its service, where there is no other service.
+        Raises what the hub raises."""
         if self._making is not None:
             with suppress(TandemError):
                 await self._making
@@ -340,14 +347,13 @@ class RayPlatform:
             await self.end_shared()
 
     async def hurry(self, within_s: float) -> None:
-        """Have the service go, if it was wanted, without waiting for its streams, and with the last one the routers
-        and the hub, as far as that can be asked for within `within_s` seconds. What drains then ends by itself; Serve
-        stays."""
+        """Have the service go, if it was wanted, and with the last one the routers and the hub, as far as that can be
+        asked for within `within_s` seconds. Streams are not waited for: what drains ends by itself. Serve stays."""
         with suppress(TimeoutError, TandemError):
             async with asyncio.timeout(within_s):
                 if self._wanted:
                     with suppress(TandemError):
-                        await self._hub.call("leave", self.name, 0.0, within_s=within_s / 2)
+                        await self._leave(0.0, within_s / 2)
                 if not await self._hub.call("services"):
                     await self._end_routers(wait=False)
 

@@ -24,18 +24,23 @@ from tandem.spec.service import ModelService, Spec
 
 LEAVE_S: Final = 30.0
 """Seconds that workers may drain whose routers were taken away."""
+WANTED: Final = "ray.tandem.dev/wanted"
+"""Annotation of a ModelService: the turn at which it was wanted last, as `EPOCH.VERSION`."""
 _USER: Final = "user"
 _LEAVER: Final = "tandem-ray-leave"
 _TRIES: Final = 5
+Turn = tuple[int, int]
+"""The hub's epoch and the version of its objects: it grows with every change, and with every hub."""
 _OVER: Final = "this hub is over, as no service was left: start what needs one again, which makes the next hub"
 
 
 class WantedServices:
-    """Decides one thing at a time: that a service is wanted, that it leaves, or that the hub is over. `end` may be
-    replaced before anything is decided."""
+    """Decides one thing at a time: that a service is wanted, that it leaves, or that the hub is over. `end` and the
+    hub's `epoch` may be replaced before anything is decided."""
 
     def __init__(self, cluster: MemoryCluster, clock: Clock) -> None:
         self.end = HubEnd(clock.now())
+        self.epoch = 0
         self.over = False
         """Whether the hub ends: nothing can be wanted of it any more."""
         self._cluster = cluster
@@ -46,6 +51,10 @@ class WantedServices:
         """Raises `link_lost` where the hub is over."""
         if self.over:
             raise TandemError("link_lost", _OVER)
+
+    def turn(self) -> Turn:
+        """The moment between two changes of the hub's objects."""
+        return self.epoch, int(self._cluster.version)
 
     async def want(self, service: ModelService) -> None:
         """The service is to be as specified, and the hub stays. Raises `bad_setting` for what cannot be on Ray, and
@@ -65,6 +74,7 @@ class WantedServices:
             self.end.wanted(self._clock.now())
             # It may be on its way out.
             await self._mark(name, {})
+            noted["annotations"] = {**noted.get("annotations", {}), WANTED: _written(self.turn())}
             await self._cluster.apply({**body, "metadata": {**body["metadata"], **noted}, "spec": spec}, _USER)
 
     async def scale(self, service: str, counts: Mapping[str, int]) -> None:
@@ -89,10 +99,13 @@ class WantedServices:
             elif name not in fixed:
                 raise TandemError("conflict", f"pool {name!r} of service {service!r} is being made: try again")
 
-    async def leave(self, service: str, within_s: float) -> None:
-        """The service is to go, after `within_s` seconds also with its workers. Nothing happens where there is
-        none."""
+    async def leave(self, service: str, within_s: float, asked: Turn | None = None) -> None:
+        """The service is to go, after `within_s` seconds also with its workers. Nothing happens where there is none.
+        Raises `Conflict` for one that was wanted after the turn at which this was `asked`."""
         async with self._deciding:
+            found = self._cluster.peek(_ref(service))
+            if found is not None and asked is not None and asked <= _read(annotations_of(found).get(WANTED)):
+                raise wanted_again(service)
             await self._mark(service, self._leaving(within_s))
 
     def stays(self, service: str) -> bool:
@@ -160,6 +173,21 @@ class WantedServices:
         # It may go at this moment, and is not to be made by this.
         with suppress(Conflict):
             await self._cluster.apply({**body, "metadata": metadata}, _LEAVER)
+
+
+def wanted_again(service: str) -> Conflict:
+    """What who has asked for a service to leave is told."""
+    return Conflict(f"service {service!r} is wanted again: it stays")
+
+
+def _written(turn: Turn) -> str:
+    return ".".join(map(str, turn))
+
+
+def _read(turn: str | None) -> Turn:
+    """Before every turn where none is noted."""
+    epoch, _, version = (turn or "0.0").partition(".")
+    return int(epoch), int(version)
 
 
 def _ref(service: str) -> Ref:

@@ -239,7 +239,6 @@ def test_a_worker_that_leaves_is_told_to_routers_before_it_is_gone() -> None:
 def test_leaving_drains_first_and_leaves_nothing() -> None:
     async def tell(world: RayWorld) -> None:
         await up(world)
-        assert await world.ask(lambda hub: hub.idle_s()) == 0.0
         leaving = asyncio.create_task(world.ask(lambda hub: hub.leave(NAME, 30.0)))
 
         async def drains() -> bool:
@@ -252,8 +251,6 @@ def test_leaving_drains_first_and_leaves_nothing() -> None:
         assert await world.serving.running() == {}
         assert await world.discovered() == []
         assert await world.ask(lambda hub: hub.services()) == ()
-        await asyncio.sleep(5.0)
-        assert await world.ask(lambda hub: hub.idle_s()) > 0.0
 
     story(tell)
 
@@ -395,6 +392,49 @@ def test_who_waits_for_a_service_to_leave_learns_that_it_is_wanted_again() -> No
         await world.ask(lambda hub: hub.want(service()))
         with pytest.raises(Conflict, match="wanted again"):
             await leaving
+
+    story(tell)
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_leave_that_is_made_again_undoes_nothing_newer(kept: bool) -> None:
+    """The hub dies after it has kept that the service leaves, or before it has heard of it."""
+
+    async def tell(world: RayWorld) -> None:
+        revision = await up(world)
+        asked = await world.ask(lambda hub: hub.turn())
+        if kept:
+            assert world.hub is not None
+            lost = asyncio.create_task(world.hub.leave(NAME, 60.0, asked))
+            await asyncio.sleep(0.3)
+            lost.cancel()
+        world.crash()
+        await world.ask(lambda hub: hub.want(service()))
+        with pytest.raises(Conflict, match="wanted again: it stays"):
+            await world.ask(lambda hub: hub.leave(NAME, 60.0, asked))
+        await world.settled(revision, prefill=1, decode=2)
+        later = await world.ask(lambda hub: hub.turn())
+        await world.ask(lambda hub: hub.leave(NAME, 60.0, later))
+        assert await world.serving.running() == {}
+
+    story(tell)
+
+
+def test_leaving_waits_for_an_application_that_no_look_has_seen() -> None:
+    """It was deployed by the last one, its replicas have not started, and Serve takes its time to say what runs."""
+
+    async def tell(world: RayWorld) -> None:
+        world.serving.report = None
+        await world.ask(lambda hub: hub.want(service()))
+
+        async def deployed() -> bool:
+            return bool(world.serving.deployed)
+
+        await world.until(deployed, "the application is made")
+        world.serving.answer_s = 3.0
+        await world.ask(lambda hub: hub.leave(NAME, 0.0))
+        world.serving.answer_s = 0.0
+        assert await world.serving.running() == {}
 
     story(tell)
 

@@ -1,6 +1,7 @@
 """Routers list and watch the hub's objects; its absence is `link_lost`, and never an empty list."""
 
 import asyncio
+from concurrent.futures import Future
 from contextlib import aclosing
 from typing import Any
 
@@ -19,21 +20,28 @@ PODS = Selector(POD)
 class Method:
     """A method of an actor, as Ray offers it."""
 
-    def __init__(self, answers: list[Any], asked: list[tuple[object, ...]]) -> None:
-        self._answers = answers
-        self._asked = asked
+    def __init__(self, actor: "Actor") -> None:
+        self._actor = actor
 
-    def remote(self, *arguments: object) -> Any:
-        self._asked.append(arguments)
-        return self._answer()
+    def remote(self, *arguments: object) -> "Reference":
+        self._actor.asked.append(arguments)
+        return Reference(self._actor)
 
-    async def _answer(self) -> Any:
-        answer = self._answers.pop(0)
+
+class Reference:
+    """What a call gives at once."""
+
+    def __init__(self, actor: "Actor") -> None:
+        self._actor = actor
+
+    def future(self) -> "Future[Any]":
+        answer, future = self._actor.answers.pop(0), Future[Any]()
         if isinstance(answer, BaseException):
-            raise answer
-        if answer is FOREVER:
-            await asyncio.Event().wait()
-        return answer
+            future.set_exception(answer)
+        elif answer is not FOREVER:
+            future.set_result(answer)
+        self._actor.given.append(future)
+        return future
 
 
 FOREVER = object()
@@ -52,15 +60,16 @@ class Actor:
 
     def __init__(self, *answers: Any) -> None:
         self.asked: list[tuple[object, ...]] = []
+        self.given: list[Future[Any]] = []
         self.found = 0
-        self._answers = list(answers)
+        self.answers = list(answers)
 
     async def find(self) -> "Actor":
         self.found += 1
         return self
 
     def __getattr__(self, name: str) -> Method:
-        return Method(self._answers, self.asked)
+        return Method(self)
 
 
 def pod(version: str) -> Json:
@@ -117,6 +126,15 @@ def test_a_lost_call_is_made_again_until_its_bound() -> None:
         assert actor.found == 4, "it is looked for again after every lost call"
 
     run(lambda _loop: tell())
+
+
+async def test_who_stops_waiting_cancels_nothing_of_ray() -> None:
+    actor = Actor(FOREVER)
+    asking = asyncio.create_task(HubClient(actor.find).call("events"))
+    await asyncio.sleep(0.01)
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
+    actor.given[0].set_result("Ray sets it all the same, and has no use for an exception")
 
 
 def test_a_change_carries_the_bound_of_its_caller_in_the_hubs_own_time() -> None:

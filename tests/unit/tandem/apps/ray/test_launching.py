@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from tandem.apps.ray.launching import (
@@ -88,6 +89,21 @@ def test_a_rank_of_a_gang_is_told_where_its_leader_is() -> None:
     assert nodes == {"count": "2", "rank": "1", "leader": "127.0.0.9", "host": "::1"}
     assert told["link.bind"] == "[::1]:0"
     assert told["kv.transports"] == "nixl,tcp"
+
+
+@pytest.mark.parametrize(
+    ("engine", "cpus", "threads"),
+    [("vllm", None, None), ("vllm", "9", "4"), ("vllm", "2.5", "1"), ("vllm", "0", "1"), ("torch", "9", None)],
+)
+def test_vllm_computes_with_the_cpus_that_an_annotation_names(
+    engine: str, cpus: str | None, threads: str | None
+) -> None:
+    pool = {"parallelism": {"tensor": 2}} if engine == "vllm" else {}
+    found = service("unified", engine={"type": engine}, pool=pool)
+    if cpus is not None:
+        noted = msgspec.structs.replace(found.metadata, annotations={"ray.tandem.dev/d.cpus": cpus})
+        found = msgspec.structs.replace(found, metadata=noted)
+    assert flags(command(found)).get("vllm.threads") == threads
 
 
 def test_the_shared_index_is_in_the_environment_alone() -> None:

@@ -394,6 +394,23 @@ def test_what_others_run_and_have_made_stays() -> None:
     story(tell)
 
 
+def test_a_service_that_another_command_wants_meanwhile_is_not_taken_away_in_a_hurry_either() -> None:
+    async def tell(stage: Stage) -> None:
+        platform, other = stage.platform(), stage.platform()
+        await platform.start()
+        await platform.ready(READY_S)
+        leaving = asyncio.create_task(platform.leave())
+        await asyncio.sleep(0.5)
+        await other.start()
+        assert "wanted again: it stays" in await refused(leaving, "conflict")
+        await platform.hurry(5.0)
+        assert await stage.services() == [NAME]
+        await other.leave()
+        assert not await stage.services()
+
+    story(tell)
+
+
 def test_in_a_hurry_nothing_is_waited_for() -> None:
     async def tell(stage: Stage) -> None:
         platform = stage.platform()
