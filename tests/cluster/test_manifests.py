@@ -39,7 +39,6 @@ SKIPPED: Final = {
 ALLOWED: Final = {
     "CKV_K8S_11": (r"", "processor limits would stop engines and routers between tokens; requests share fairly"),
     "CKV_K8S_15": (r"", "tags are versions, which never move; image.pullPolicy sets another policy"),
-    "CKV_K8S_25": (r":Deployment.models.(llama-70b|qwen3-moe)-", "IPC_LOCK, for memory that RDMA is to reach"),
     "CKV_K8S_35": (r"", "hubs' and registries' clients, and Redis URLs, take credentials from variables"),
     "CKV_K8S_38": (r"tandem-(operator|router|kv-store)$", "these watch the API server"),
     "CKV_K8S_40": (r"^chart-users-that-the-platform-assigns|tandem-redis$", "the platform's user; the image's user"),
