@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import lupa
 import pytest
 import yaml
 
@@ -14,7 +15,6 @@ BEGIN = "resource.customizations.health.tandem.dev_"
 
 def health(obj: Json) -> tuple[str, str]:
     """As Argo CD asks: the object is the global `obj`, what the script returns is a table."""
-    lupa = pytest.importorskip("lupa", reason="runs the script by the package lupa, where it is installed")
     runtime = lupa.LuaRuntime(unpack_returned_tuples=True)
 
     def table(value: Any) -> Any:
