@@ -3,7 +3,6 @@ limit says, and what it gets when it tries."""
 
 import ctypes
 import mmap
-import os
 import resource
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,15 +50,16 @@ def try_locking(size: int = PROBE_BYTES) -> LockedMemory:
 def _lock(size: int) -> str:
     """Why memory of this size cannot be locked; empty where it can."""
     libc = ctypes.CDLL(None, use_errno=True)
+    libc.strerror.restype = ctypes.c_char_p
     try:
         memory = mmap.mmap(-1, size)
     except OSError as error:
-        return os.strerror(error.errno or 0)
+        return error.strerror or str(error)
     with memory:
         start = ctypes.c_char.from_buffer(memory)
         try:
             failed = libc.mlock(ctypes.byref(start), ctypes.c_size_t(size)) != 0
-            return os.strerror(ctypes.get_errno()) if failed else ""
+            return str(libc.strerror(ctypes.get_errno()).decode()) if failed else ""
         finally:
             libc.munlock(ctypes.byref(start), ctypes.c_size_t(size))
             # A map with a view of it cannot be closed.
