@@ -6,7 +6,6 @@ from typing import Final
 
 from control_plane.observe.observed import ModelFacts
 from control_plane.reconcile.accelerators import labelled_memory, memory_of_slice, memory_of_type
-from tandem.core.quantization import type_of_method
 from tandem.core.sizing import ITEM_BYTES, RUNTIME_SHARE, Fit, Shape, fit, indivisible
 from tandem.core.weight_format import quantized_by
 from tandem.spec.engine import EngineSpec
@@ -18,7 +17,7 @@ from tandem.spec.worker_settings import gpu_memory_share
 _SIXTEEN_OR_MORE: Final = ("float32", "bfloat16", "float16")
 _CONFIG: Final = "config.json of the model has not been read: it is on the hub, or in an annotation of the service"
 
-_MOVING: Final = frozenset(("cpu_offload_gb", "hf_overrides", "quantization_config"))
+_MOVING: Final = frozenset(("cpu_offload_gb", "hf_overrides", "quantization_config", "revision"))
 """vLLM's own arguments by which less lies on accelerators than the model's files say, or other things."""
 
 
@@ -77,10 +76,12 @@ def _missing(service: ModelService, pool: Pool, model: ModelFacts | None, measur
 
 
 def memory_of(accelerator: Accelerator, measured: int | None = None) -> int | None:
-    """Memory of one accelerator in bytes: as stated, as `measured`, or by its name; None where none of them tells."""
+    """Memory of one accelerator in bytes: as stated, or the larger of what was `measured` and what its name says,
+    since larger ones of that name may be on nodes that have yet to come; None where none of them tells."""
     if accelerator.memory is not None:
         return quantity(accelerator.memory)
-    return measured or memory_of_slice(accelerator.resource) or memory_of_type(accelerator.type)
+    named = memory_of_slice(accelerator.resource) or memory_of_type(accelerator.type)
+    return max((size for size in (measured, named) if size is not None), default=None)
 
 
 def unfollowed(engine: EngineSpec) -> str:
@@ -104,7 +105,8 @@ def weight_bytes(engine: EngineSpec, model: ModelFacts) -> int | None:
             made = quantized_by(engine.quantization)
             return None if made is None else made.bytes_of(model.shape)
         return model.shape.weight_bytes(computed_with(engine, model))
-    dtype = model.dtype or (None if engine.quantization is None else type_of_method(engine.quantization))
+    # A checkpoint that is quantized in a way that is not known: naming the method does not tell its bits.
+    dtype = model.dtype
     return None if dtype is None or dtype not in ITEM_BYTES else model.shape.weight_bytes(dtype)
 
 

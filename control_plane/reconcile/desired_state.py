@@ -15,7 +15,7 @@ from control_plane.reconcile.align import Alignment
 from control_plane.reconcile.capacity_check import pools_over_capacity
 from control_plane.reconcile.causes import HELD_UP, gate_verdict, told, worker_causes
 from control_plane.reconcile.lacking_room import no_room
-from control_plane.reconcile.turns import rests_part_way
+from control_plane.reconcile.turns import goes_on_with
 from control_plane.rollout import (
     COMPARISON_WAITS,
     Failure,
@@ -72,7 +72,7 @@ def desired_state_of(observed: Observed, installation: Installation) -> DesiredS
     blocked = _blocked(observed, status, installation)
     service = observed.wish.service
     records = {**_without_record(observed), **observed.records}
-    kept = status.update_revision if rests_part_way(status) else status.current_revision
+    kept = goes_on_with(status)
     if blocked is None and service is not None and observed.turns and kept in records:
         return DesiredState(service, records[kept], records, None, status, awaits_turn=True)
     if blocked is None and service is not None:

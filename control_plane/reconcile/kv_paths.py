@@ -31,10 +31,11 @@ def awaits_paths(observed: Observed, goal: DesiredState) -> bool:
 
 
 def _of_pools(observed: Observed, goal: DesiredState) -> Iterator[tuple[str, list[Pod]]]:
-    """The pools that prefer nixl, with their pods that take work."""
+    """The pools of the target that prefer nixl, with its pods that take work."""
     service, records = observed.wish.service, goal.target.pools if goal.target is not None else {}
     for pool in service.spec.pools if service is not None else ():
         if pool.name not in records:
             continue
         if transports(pool, network_devices(pool, records[pool.name].template))[0] == "nixl":
-            yield pool.name, [pod for pod in observed.pods_of(pool.name) if pod.ready and not pod.leaving]
+            pods = observed.pods_of(pool.name, goal.target.name if goal.target is not None else None)
+            yield pool.name, [pod for pod in pods if pod.ready and not pod.leaving]

@@ -11,7 +11,7 @@ from control_plane.observe.pods import seconds
 from control_plane.reconcile.causes import HELD_UP, Cause, cut, told, worker_causes
 from control_plane.reconcile.conditions import ConditionUpdate, condition_update, conditions
 from control_plane.reconcile.desired_state import DesiredState, causes_before, rollout_state
-from control_plane.reconcile.kv_paths import kv_over_tcp
+from control_plane.reconcile.kv_paths import awaits_paths, kv_over_tcp
 from control_plane.rollout import RolloutPlan, RolloutState, Verdict
 from tandem.kube.kinds import MODEL_SERVICE, Json
 from tandem.spec.service import ModelService, RouterSpec
@@ -200,8 +200,12 @@ def _notices(observed: Observed, goal: DesiredState, installation: Installation)
     ]
     if unnamed:
         yield condition_update(UNNAMED_DEVICE, True, UNNAMED_DEVICE, " ".join(unnamed))
+    before = next((each for each in goal.status.conditions if each.type == KV_OVER_TCP), None)
     if slow := tuple(kv_over_tcp(observed, goal)):
         yield condition_update(KV_OVER_TCP, True, KV_OVER_TCP, " ".join(slow))
+    elif before is not None and awaits_paths(observed, goal):
+        # Routers that restart do not know yet; nothing says that it is over.
+        yield condition_update(KV_OVER_TCP, True, KV_OVER_TCP, before.message)
     found = [name for name, said in _OF_ONE_MACHINE.items() if getattr(service.spec, name) != said]
     if found:
         names = " and ".join(f"spec.{name}" for name in found)

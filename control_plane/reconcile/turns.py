@@ -87,29 +87,28 @@ def state_of(
 ) -> State:
     """How the service stands to new defaults. `own` is the specification without defaults, `revision` that of the
     specification with them; `records` are of the service's revisions."""
-    failed = status.rollout.failed_revision if status.rollout is not None else ""
-    reconciling = any(each.type == "Reconciling" and each.status == "True" for each in status.conditions)
-    rests = rests_part_way(status)
-    base = records.get(status.update_revision if rests else status.current_revision)
-    if own is None or base is None or revision in (base.name, failed):
+    current, update = records.get(status.current_revision), status.update_revision
+    failed = _failed(status)
+    if own is None or current is None or revision in (current.name, failed):
         return ""
-    if not _by_defaults(own, base):
-        # One that rested part of the way when its turn came.
-        goes_on = reconciling and any(_by_defaults(own, each) for name, each in records.items() if name != revision)
-        return "moves" if goes_on and status.update_revision == revision else ""
+    reconciling = any(each.type == "Reconciling" and each.status == "True" for each in status.conditions)
+    plain = _by_defaults(own, current)
+    if update == revision:
+        comes = plain or any(_by_defaults(own, each) for name, each in records.items() if name != revision)
+        return "moves" if comes and reconciling else ""
+    tried = records.get(goes_on_with(status))
+    if not plain and (tried is None or not _by_defaults(own, tried)):
+        return ""
     if _blocked(status):
         return "blocked"
-    # One that is on its way goes on to newer defaults: waiting for them, it would go back first.
-    if rests or status.update_revision in ("", failed):
-        return "waits"
-    return "moves" if reconciling else ""
+    # One that is on its way goes on to newer defaults, unless its user's change is what is on its way.
+    return "moves" if plain and reconciling and update not in ("", failed) else "waits"
 
 
-def rests_part_way(status: ModelServiceStatus) -> bool:
-    """Whether a rollout has come as far as its weight, its gate or a pause lets it."""
-    failed = status.rollout.failed_revision if status.rollout is not None else ""
-    reconciling = any(each.type == "Reconciling" and each.status == "True" for each in status.conditions)
-    return status.update_revision not in ("", failed) and not reconciling
+def goes_on_with(status: ModelServiceStatus) -> str:
+    """The revision that is the target while new defaults wait for their turn: the one that takes over already."""
+    update = status.update_revision
+    return status.current_revision if update in ("", _failed(status)) else update
 
 
 def awaited_until_s(status: ModelServiceStatus, own: Spec) -> float:
@@ -124,6 +123,10 @@ def look_again_s(turns: int, at_once: int) -> float:
     """Seconds until the next look of a service that waits: nothing of its own tells when its turn comes, and those at
     the end of a long line need not ask often."""
     return min(_LOOK_MAX_S, _LOOK_S * max(1, turns // max(1, at_once)))
+
+
+def _failed(status: ModelServiceStatus) -> str:
+    return status.rollout.failed_revision if status.rollout is not None else ""
 
 
 def _blocked(status: ModelServiceStatus) -> bool:

@@ -26,18 +26,24 @@ def pools_in_place(view: View, held: bool, now: float) -> InPlace | None:
     if view.rejected and not any(view.replicas(view.update).values()):
         # The way back is over, but for pods that anybody may have taken the room from.
         return None
-    entering = () if held else (pool for pool, lack in _due(view, now) if _obstacle(view, pool, lack) is None)
+    # The revision serves with every pool or not at all: where one cannot go in place, others would do so in vain.
+    due = {pool: _obstacle(view, pool, lack) for pool, lack in _due(view, now) if pool not in view.in_place}
+    entering = () if held or any(due.values()) else due
     pools = tuple(sorted(view.in_place.union(entering)))
     return InPlace(view.update, pools) if pools else None
 
 
 def surge_reports(view: View, now: float) -> tuple[SurgeReport, ...]:
     """What becomes of the pools whose new pods find no room, those that nothing is done for first."""
+    due = {pool: _obstacle(view, pool, lack) for pool, lack in _due(view, now) if pool not in view.in_place}
+    blocked = next((pool for pool, obstacle in due.items() if obstacle is not None), None)
     found = []
-    for pool, lack in _due(view, now):
-        obstacle = None if pool in view.in_place else _obstacle(view, pool, lack)
+    for pool, obstacle in due.items():
         if obstacle is not None:
             found.append(SurgeReport(pool, *obstacle))
+        elif blocked is not None:
+            why = f"an old one that gives way would not help while pool {blocked} has no room"
+            found.append(SurgeReport(pool, IN_VAIN, f"Pool {pool}: {_BESIDE}, and {why}."))
     return (*found, *(SurgeReport(pool, IN_PLACE, _going(pool)) for pool in sorted(view.in_place)))
 
 

@@ -300,7 +300,9 @@ def fit(
     state = shape.state_bytes() / ranks
     room = memory * share - each - activations - state
     token = shape.kv_token_bytes_per_rank(tensor, pipeline, kv_dtype)
-    kv_tokens = max(0, int(room // token))
+    needed = shape.sequence_tokens(context) if token else 0.0
+    # Without attention nothing is kept of tokens, and any number of them fits.
+    kv_tokens = max(0, int(room // token)) if token else context if room >= 0 else 0
     sum_said = (
         f"weights {_gb(total)} over {ranks} accelerators are {_gb(each)} each"
         f"{f', activations about {_gb(activations)}' if activations else ''}"
@@ -308,8 +310,7 @@ def fit(
         f"{1 - share:.0%} are left to {'the runtime' if share == 1 - RUNTIME_SHARE else 'others'}, so "
         f"{_gb(max(room, 0.0))} hold KV of {kv_tokens} tokens at {token} B"
     )
-    needed = shape.sequence_tokens(context)
-    if kv_tokens < needed:
+    if room < 0 or kv_tokens < needed:
         return Fit(False, kv_tokens, f"{sum_said}; one sequence of {context} tokens needs {_gb(needed * token)}")
     return Fit(True, kv_tokens, sum_said)
 

@@ -131,6 +131,14 @@ def test_values_out_of_bounds_are_refused(values: Json, word: str) -> None:
             "nobody knows whom the directory workers.cacheHostPath is to belong to",
         ),
         (
+            {"assignedUser": True, "workers": {"sharedHostPath": "/run/tandem"}},
+            "nobody knows whom the directory workers.sharedHostPath is to belong to",
+        ),
+        (
+            {"assignedUser": True, "workers": {"template": {"lockedMemory": True}}},
+            "leave workers.template.lockedMemory false",
+        ),
+        (
             {"namespaces": ["llm", "search"], "tls": {"source": "certManager"}},
             "name a ClusterIssuer in tls.certManager.issuerRef",
         ),

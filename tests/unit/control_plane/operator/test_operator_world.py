@@ -561,6 +561,13 @@ def test_workers_with_devices_for_rdma_whose_kv_goes_over_tcp_are_told(path: str
         )
         assert world.condition("Ready")["status"] == "True"
         assert notes(world).count("KvOverTcp") == 1
+        # Routers start anew, and know no paths yet.
+        world.routers.problems, world.routers.paths, known = {}, {}, (world.routers.problems, world.routers.paths)
+        await asyncio.sleep(4 * LOAD_EVERY_S)
+        assert world.condition("KvOverTcp")["message"] == told["message"]
+        world.routers.problems, world.routers.paths = known
+        await asyncio.sleep(2 * LOAD_EVERY_S)
+        assert notes(world).count("KvOverTcp") == 1
         await world.edit(lambda spec: spec["pools"][1].update(network={**network, "transports": ["tcp"]}))
         await world.settle()
         assert "KvOverTcp" not in {each.type for each in world.status.conditions}
@@ -596,6 +603,27 @@ def test_scaling_a_pool_whose_number_the_service_says_is_undone_with_an_event() 
         (event,) = (each for each in world.of(EVENT) if each["reason"] == "ScaleUndone")
         assert event["regarding"]["kind"] == "EnginePool"
         assert "1 workers were asked for from outside; the ModelService says 4" in event["note"]
+
+    in_world(story)
+
+
+def test_workers_of_the_revision_before_are_not_told_to_move_no_kv_by_rdma() -> None:
+    """They were given no devices."""
+
+    async def story(world: World) -> None:
+        await world.edit(lambda spec: spec["rollout"].update(weight=50))
+        await world.settle()
+        before = [pod["metadata"]["name"] for pod in world.pods("decode")]
+        await world.edit(lambda spec: spec["pools"][1].update(network={"resources": {"rdma/ib": 1}}))
+        await world.settle()
+        after = [pod["metadata"]["name"] for pod in world.pods("decode") if pod["metadata"]["name"] not in before]
+        assert after
+        world.routers.paths = {**dict.fromkeys(before, "tcp"), **dict.fromkeys(after, "nixl/ucx-rdma")}
+        await asyncio.sleep(2 * LOAD_EVERY_S)
+        assert "KvOverTcp" not in {each.type for each in world.status.conditions}
+        world.routers.paths = dict.fromkeys((*before, *after), "tcp")
+        await asyncio.sleep(2 * LOAD_EVERY_S)
+        assert f"{len(after)} of {len(after)} workers" in world.condition("KvOverTcp")["message"]
 
     in_world(story)
 

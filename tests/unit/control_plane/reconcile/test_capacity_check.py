@@ -13,6 +13,7 @@ from control_plane.reconcile.capacity_check import (
     memory_of,
     pools_over_capacity,
     pools_unchecked,
+    unfollowed,
     weight_bytes,
 )
 from tandem.core.sizing import Shape
@@ -205,13 +206,16 @@ def replace_accelerator(service: ModelService, accelerator: Accelerator) -> Mode
 def test_what_nodes_tell_goes_before_the_name_and_after_what_is_stated() -> None:
     a100 = Accelerator(type="a100")
     assert memory_of(a100) == 80 << 30
-    assert memory_of(a100, 40_960 << 20) == 40 << 30
+    assert memory_of(a100, 81_920 << 20) == 80 << 30
+    assert memory_of(a100, 40_960 << 20) == 80 << 30, "the large ones may be on nodes that have yet to come"
+    assert memory_of(Accelerator(type="NVIDIA-A100-SXM4-40GB"), 40_960 << 20) == 40 << 30
+    assert memory_of(Accelerator(type="no-such-name"), 40_960 << 20) == 40 << 30
     assert memory_of(Accelerator(type="a100", memory="60Gi"), 40_960 << 20) == 60 << 30
     assert memory_of(Accelerator(type="a100", resource="nvidia.com/mig-2g.20gb")) == 20 << 30
     facts = ModelFacts(Shape(80, 8192, 64, 8, 128, 28672, 128256), "bfloat16", 8192)
     service = pools(2, "a100")
     assert pools_over_capacity(pools(4, "a100"), facts, {"all": 81_920 << 20}) == {}
-    (why,) = pools_over_capacity(pools(4, "a100"), facts, {"all": 32_768 << 20}).values()
+    (why,) = pools_over_capacity(pools(4, "odd"), facts, {"all": 32_768 << 20}).values()
     assert "34.36 GB" in why
     assert "accelerator.memory" in pools_unchecked(pools(2, "odd"), facts)["all"]
     assert pools_unchecked(pools(2, "odd"), facts, {"all": 81_920 << 20}) == {}
@@ -284,3 +288,14 @@ def test_what_is_uncertain_is_not_checked(config: dict[str, Any], engine: dict[s
     facts, service = facts_of(config), pools(1, "t4", **engine)
     assert pools_over_capacity(service, facts) == {}
     assert said in pools_unchecked(service, facts)["all"]
+
+
+@pytest.mark.parametrize("method", ["modelopt", "gptq", "fp8"])
+def test_a_checkpoint_whose_bits_are_not_known_is_not_counted_by_the_name_of_its_method(method: str) -> None:
+    facts = ModelFacts(Shape(80, 8192, 64, 8, 128, 28672, 128256), None, 8192)
+    assert weight_bytes(EngineSpec(type="vllm", quantization=method), facts) is None
+    assert weight_bytes(EngineSpec(type="vllm"), facts) is None
+
+
+def test_another_revision_of_a_checkpoint_is_not_counted_by_the_files_of_this_one() -> None:
+    assert "extraArgs.revision" in unfollowed(EngineSpec(type="vllm", extra_args={"revision": "awq"}))

@@ -82,7 +82,7 @@ def test_a_service_that_rests_or_has_failed_keeps_no_place() -> None:
 
 def test_a_service_on_its_way_goes_on_to_newer_defaults() -> None:
     assert state(update_revision="older") == "moves"
-    assert state(update_revision="older", reconciling=False) == "", "it rests part of the way"
+    assert state(update_revision="older", reconciling=False) == "waits", "it rests part of the way"
     gone_back = RolloutStatus(failed_revision="older", failure_kind="deadline")
     assert state(update_revision="older", rollout=gone_back) == "waits"
 
@@ -109,7 +109,9 @@ def test_a_service_that_rests_part_of_the_way_waits_with_what_it_tries_and_is_co
     assert stands(revision_of(tried), "False") == "waits"
     assert stands(NEW, "True") == "moves"
     assert stands(NEW, "False") == "", "it rests again"
-    assert stands(revision_of(tried), "True") == "", "its user's change is on its way"
+    assert stands(revision_of(tried), "True") == "waits", "its user's change is on its way, or one of its pods died"
+    failed = RolloutStatus(failed_revision=revision_of(tried), failure_kind="deadline")
+    assert stands(revision_of(tried), "False", rollout=failed) == ""
     assert stands(NEW, "True", rollout=RolloutStatus(failed_revision=NEW, failure_kind="deadline")) == ""
 
 

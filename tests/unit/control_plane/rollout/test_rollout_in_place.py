@@ -165,6 +165,16 @@ def test_a_pool_of_one_pod_is_not_interrupted_and_it_is_said() -> None:
     assert world.state.in_place is None
 
 
+def test_no_pod_gives_way_where_another_pool_cannot_go_in_place() -> None:
+    """The new revision serves with every pool or not at all, and would wait for the other one until it goes back."""
+    pools = (PoolTarget("prefill", 1), PoolTarget("decode", 4))
+    world = full(pools=pools, room={"prefill": 1, "decode": 4})
+    turns(world, 500)
+    assert counts(world, "one") == [1, 4]
+    assert reports(world) == {"prefill": "NeedsOutage", "decode": "InVain"}
+    assert world.state.in_place is None
+
+
 @pytest.mark.parametrize(
     ("pools", "weight", "gated"),
     [

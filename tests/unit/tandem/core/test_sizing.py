@@ -1,5 +1,6 @@
 """Sizing against published counts of real models, and the properties its formulas must have."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 
 from tandem.core.errors import TandemError
 from tandem.core.shape_reading import shape_of
-from tandem.core.sizing import Hardware, decode_step_floor_s, fit, indivisible, prefill_floor_s, transfer_s
+from tandem.core.sizing import Hardware, Recurrent, decode_step_floor_s, fit, indivisible, prefill_floor_s, transfer_s
 
 LLAMA_8B: dict[str, Any] = {
     "model_type": "llama",
@@ -123,6 +124,13 @@ def test_a_70b_model_does_not_fit_one_80_gb_accelerator_and_does_fit_four() -> N
     spread = fit(shape, 80e9, tensor=4, context=8192)
     assert spread.fits
     assert spread.kv_tokens == int((80e9 * 0.9 - shape.weight_bytes() / 4) // (327_680 / 4))
+
+
+def test_a_model_without_attention_keeps_nothing_of_tokens() -> None:
+    recurrent = replace(shape_of(LLAMA_8B), recurrent=Recurrent(32, 1, 1, 1), layers=32)
+    assert recurrent.kv_layers == 0
+    assert fit(recurrent, 80e9, context=131_072).fits
+    assert not fit(recurrent, 1e9, context=1).fits
 
 
 def test_the_reason_names_the_context_that_does_not_fit() -> None:

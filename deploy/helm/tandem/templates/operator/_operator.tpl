@@ -129,6 +129,12 @@ Secrets. */}}
 {{- if and .Values.assignedUser .Values.workers.cacheHostPath }}
   {{- fail "assignedUser: nobody knows whom the directory workers.cacheHostPath is to belong to; leave it empty and keep models on claims (pvc://)" }}
 {{- end }}
+{{- if and .Values.assignedUser .Values.workers.sharedHostPath }}
+  {{- fail "assignedUser: nobody knows whom the directory workers.sharedHostPath is to belong to; leave it empty, and KV goes over the network on one node, too" }}
+{{- end }}
+{{- if and .Values.assignedUser .Values.workers.template.lockedMemory }}
+  {{- fail "assignedUser: workers that may lock memory begin as root, which platforms that assign users refuse; leave workers.template.lockedMemory false" }}
+{{- end }}
 {{- $found := dict }}
 {{- $names := list "podLabels" "podAnnotations" "runtimeClassName" "priorityClassName" "tolerations" "resources" "podSecurityContext" "securityContext" }}
 {{- range $names }}
