@@ -154,6 +154,10 @@ def lived(steps: list[tuple[str, str, float]]) -> Callable[[VirtualLoop], Corout
 
 @given(STEPS)
 @example([("begin", "a", 0.5), ("end", "a", 0.5), ("wait", "a", 0.5), ("leave", "a", 0.5)])
+@example([("begin", "a", 0.5), ("fail", "a", 0.5), ("wait", "a", 1.1)])
+@example([("begin", "a", 0.5), ("lose", "a", 0.5), ("wait", "a", 1.1)])
+@example([("begin unheard", "a", 0.5), ("begin", "a", 0.5), ("wait", "a", 1.1)])
+@example([("begin unheard", "a", 0.5), ("wait", "a", 0.9), ("listen", "a", 0.5), ("wait", "a", 1.1)])
 def test_a_request_without_a_listener_ends_after_its_lease_and_no_other(steps: list[tuple[str, str, float]]) -> None:
     """However clients come, leave, return and leave again with an older connection, and however requests end. What
     another router has taken over is not cancelled here."""

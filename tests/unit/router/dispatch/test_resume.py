@@ -644,3 +644,39 @@ def test_a_decode_that_had_failed_is_not_told_to_compute_the_prompt_of_a_request
         await world.stop()
 
     run(main, limit_s=1000.0)
+
+
+def test_a_router_that_stops_while_it_looks_for_a_request_says_so_and_leaves_it_to_others() -> None:
+    async def test(world: World) -> None:
+        world.dispatcher.start(world.generation(max_tokens=400), Sink())
+        await asyncio.sleep(0.1)
+        await world.restart()
+        # A worker that may have it is away: more may come.
+        next(node for name, node in world.platform.nodes.items() if name.startswith("d")).kill()
+        await asyncio.sleep(3.0)
+        looking = asyncio.create_task(world.dispatcher.resume("unknown", "tenant"))
+        await asyncio.sleep(0.05)
+        assert not looking.done()
+        world.dispatcher.close(TandemError("draining", "the router is stopping"))
+        with pytest.raises(TandemError, match="stopping") as stopped:
+            await asyncio.wait_for(looking, 0.1)
+        assert stopped.value.code == "draining"
+
+    scenario(test)
+
+
+def test_what_another_router_began_is_not_judged_by_when_its_first_token_came_here() -> None:
+    async def test(world: World) -> None:
+        world.dispatcher.start(world.generation(), Sink())
+        await asyncio.sleep(0.1)
+        await world.restart(2.0)
+        sink = Sink()
+        (await world.resume()).listen(sink, (0,))
+        ended = list[object]()
+        tallies = world.dispatcher._tallies
+        tallies.ended = lambda one, facts: ended.append(one.times)  # type: ignore[method-assign]
+        await sink.ended.wait()
+        await asyncio.sleep(0.1)
+        assert ended == [None]
+
+    scenario(test)

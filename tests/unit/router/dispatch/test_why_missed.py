@@ -24,6 +24,8 @@ def test_what_was_found_whole_has_no_reason() -> None:
     assert because(40, found=32) is None
     assert because(32, found=31) is None, "the last token of a prompt is always computed"
     assert because(40, found=39) is None
+    assert because(40, found=31) is not None
+    assert because(32, found=30) is not None
 
 
 def test_every_reason_names_the_first_token_that_had_to_be_computed() -> None:
