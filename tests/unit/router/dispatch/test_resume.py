@@ -667,9 +667,9 @@ def test_a_router_that_stops_while_it_looks_for_a_request_says_so_and_leaves_it_
 
 def test_what_another_router_began_is_not_judged_by_when_its_first_token_came_here() -> None:
     async def test(world: World) -> None:
-        world.dispatcher.start(world.generation(), Sink())
+        world.dispatcher.start(world.generation(max_tokens=400), Sink())
         await asyncio.sleep(0.1)
-        await world.restart(2.0)
+        await world.restart()
         sink = Sink()
         (await world.resume()).listen(sink, (0,))
         ended = list[object]()
