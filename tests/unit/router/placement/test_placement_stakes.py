@@ -226,3 +226,12 @@ def test_what_is_told_of_a_price_is_what_candidates_are_ordered_by() -> None:
         assert min(each.stakes_ms, each.answer_stakes_ms) > 1.0
         assert each.breakdown().misses_ms == pytest.approx(each.stakes_ms + each.answer_stakes_ms)
         assert each.breakdown().total_ms == pytest.approx(each.total_ms)
+
+
+def test_what_an_objective_does_not_bound_is_not_at_stake() -> None:
+    first = at_stake(ask(objective=Objective(ttft_ms=1000.0)))
+    assert (first.own_stream_ms, first.streams_ms) == (0.0, 0.0)
+    assert min(first.own_first_ms, first.behind_ms) == 1000.0
+    steady = at_stake(ask(objective=Objective(tpot_ms=20.0)))
+    assert (steady.own_first_ms, steady.behind_ms) == (0.0, 0.0)
+    assert min(steady.own_stream_ms, steady.streams_ms) == 2000.0

@@ -167,3 +167,12 @@ def test_a_prefill_worker_that_is_never_among_the_cheapest_is_explored() -> None
         policy.placed(request, found, float(number))
         taken.append(found.prefill)
     assert 0.007 * len(taken) <= taken.count("p0") <= 0.03 * len(taken)
+
+
+def test_no_prompt_is_spent_on_a_place_whose_first_token_would_be_late() -> None:
+    """Its line, its blocks on their way and the hand-over count, and how long the request has waited."""
+    request = msgspec.structs.replace(REQUEST, objective=Objective(ttft_ms=200.0), age_ms=20.0)
+    for part, late in (("queue_ms", True), ("transfer_ms", True), ("queue_ms", False), ("transfer_ms", False)):
+        dear = msgspec.structs.replace(priced(1, 120.0), **{part: 100.0 if late else 40.0})
+        chosen = carried_out([[priced(0, 100.0), dear] for _ in range(600)], request)
+        assert any(place for place, _ in chosen) == (not late)

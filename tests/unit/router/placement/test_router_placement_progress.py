@@ -52,6 +52,8 @@ def test_sequences_last_twice_the_usual_when_they_begin_and_not_at_all_at_their_
     progress.placed(attempt("w"), 1, 110.0)
     assert lasting(progress, "w", 110.0) == pytest.approx(1.0), "one has begun, the other is about to end"
     assert lasting(progress, "other", 110.0) == 1.0
+    fast = progress.lasting([view("w", "unified")], 0.5, EQUAL, 110.0)
+    assert fast["w"] < 0.2, "steps of half a millisecond would have ended both"
 
 
 def test_answers_of_all_lengths_tell_nothing_by_having_lasted() -> None:
