@@ -66,9 +66,9 @@ def names_of(obj: dict[str, Any]) -> tuple[str, ...]:
     """Every name by which clients may ask for what a ModelService's object serves: model, aliases and adapters. What
     cannot be read of it has none."""
     spec = _part(obj, "spec")
-    engines = [_part(spec, "engine"), *(_part(pool, "engine") for pool in _texts_or_parts(spec, "pools"))]
-    adapters = [_adapter(each) for engine in engines for each in _texts_or_parts(engine, "adapters")]
-    names = (claim_of(obj).model, *_texts_or_parts(_part(spec, "model"), "aliases"), *adapters)
+    engines = [_part(spec, "engine"), *(_part(pool, "engine") for pool in _listed(spec, "pools"))]
+    adapters = [_adapter(each) for engine in engines for each in _texts(engine, "adapters")]
+    names = (claim_of(obj).model, *_texts(_part(spec, "model"), "aliases"), *adapters)
     return tuple(dict.fromkeys(names))
 
 
@@ -92,6 +92,10 @@ def _part(value: Any, key: str) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _texts_or_parts(value: Any, key: str) -> list[Any]:
+def _listed(value: Any, key: str) -> list[Any]:
     found = value.get(key) if isinstance(value, dict) else None
-    return [each for each in found if isinstance(each, str | dict)] if isinstance(found, list) else []
+    return found if isinstance(found, list) else []
+
+
+def _texts(value: Any, key: str) -> list[str]:
+    return [each for each in _listed(value, key) if isinstance(each, str)]
