@@ -160,6 +160,15 @@ def test_redis_has_a_user_for_each_with_keys_of_its_own() -> None:
     }
 
 
+def test_a_store_that_is_off_gives_its_namespace_no_secrets_and_redis_no_user() -> None:
+    """Redis does not start with two users of one name, and that namespace would have those of routers."""
+    objects = render({**VARIANTS["tenants"], "kvStore": {"enabled": False, "namespace": "old"}})
+    assert secrets(objects, "old") == {}
+    (users,) = of_kind(objects, "Secret", "tandem-redis-users")
+    names = [line.split()[1] for line in users["stringData"]["users.acl"].splitlines()]
+    assert sorted(names) == ["default", "routers", "tenant-llm", "tenant-search"]
+
+
 def test_secrets_of_tenants_stay_and_a_new_tenant_gets_its_own(cluster: tuple[SecretServer, Any]) -> None:
     server, config = cluster
     first = render(VARIANTS["tenants"], config=config)
