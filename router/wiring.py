@@ -111,7 +111,9 @@ class Wiring:
         settings, core = self.settings, self.settings.core
         index = CompactIndex(int.from_bytes(entropy.token(16), "little"))
         services = ServiceRegistry()
-        services.tenants = read_tenants(settings.tenants)
+        tenants = read_tenants(settings.tenants)
+        keyless = () if settings.tenant_keys is None else tenants.patterns.keys() - self.tenant_keys.keys()
+        services.tenants = replace(tenants, keyless=frozenset(keyless))
         dialer = self._dialer(entropy, services)
         prober = _prober(core, self.keyring, clock, entropy, meter, self._signing(services))
         fleet = Fleet(dialer, clock, core.deadlines, index, meter, core.fleet, prober, shared, services=services)

@@ -20,9 +20,11 @@ _ANY: Final = "*"
 @dataclass(frozen=True)
 class Tenants:
     """Patterns of names by namespace; in a pattern `*` stands for any text. Without any every namespace may take
-    every name."""
+    every name. Nothing of the namespaces in `keyless` is served."""
 
     patterns: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    keyless: frozenset[str] = frozenset()
+    """Namespaces whose ticket key a router cannot read."""
 
     def refusal(self, namespace: str, names: Iterable[str]) -> str | None:
         """Why a service of the namespace may not have these names, in one sentence; None where it may."""
@@ -31,6 +33,8 @@ class Tenants:
         allowed = self.patterns.get(namespace)
         if allowed is None:
             return f"namespace {namespace} is no tenant's: add it to tenants in the chart's values"
+        if namespace in self.keyless:
+            return f"the ticket key of namespace {namespace} cannot be read: the router's log says why at its start"
         wrong = next((name for name in names if not any(_matches(pattern, name) for pattern in allowed)), None)
         if wrong is None:
             return None

@@ -160,6 +160,34 @@ def test_redis_has_a_user_for_each_with_keys_of_its_own() -> None:
     }
 
 
+@pytest.mark.parametrize("written", ["x", "", "abcd", "0" * 63, " ".join(["0" * 64] * 3), "0" * 64 + "\ny"])
+def test_what_a_tenant_wrote_for_its_key_is_replaced_where_it_is_none(
+    cluster: tuple[SecretServer, Any], written: str
+) -> None:
+    server, config = cluster
+    objects = render(VARIANTS["tenants"], config=config)
+    install(server, objects)
+    keys = {place: secrets(objects, place)["tandem-kv-key"]["keys"] for place in (NAMESPACE, *TENANTS)}
+    (own,) = [one for one in of_kind(objects, "Secret", "tandem-kv-key") if one["metadata"]["namespace"] == "llm"]
+    server.put({**own, "data": {"keys": base64.b64encode(written.encode()).decode()}})
+    again = render(VARIANTS["tenants"], config=config, upgrade=True)
+    drawn = secrets(again, "llm")["tandem-kv-key"]["keys"]
+    assert re.fullmatch("[0-9a-f]{64}", drawn)
+    assert secrets(again, NAMESPACE)["tandem-tenant-keys"] == {"llm": drawn, "search": keys["search"]}
+    assert secrets(again, NAMESPACE)["tandem-kv-key"]["keys"] == keys[NAMESPACE]
+
+
+def test_a_key_that_is_being_rotated_stays(cluster: tuple[SecretServer, Any]) -> None:
+    server, config = cluster
+    objects = render(VARIANTS["tenants"], config=config)
+    install(server, objects)
+    (own,) = [one for one in of_kind(objects, "Secret", "tandem-kv-key") if one["metadata"]["namespace"] == "llm"]
+    two = "0A" * 16 + "\n" + "1" * 64 + "\n"
+    server.put({**own, "data": {"keys": base64.b64encode(two.encode()).decode()}})
+    again = render(VARIANTS["tenants"], config=config, upgrade=True)
+    assert secrets(again, "llm")["tandem-kv-key"]["keys"] == two
+
+
 def test_a_store_that_is_off_gives_its_namespace_no_secrets_and_redis_no_user() -> None:
     """Redis does not start with two users of one name, and that namespace would have those of routers."""
     objects = render({**VARIANTS["tenants"], "kvStore": {"enabled": False, "namespace": "old"}})
