@@ -1,6 +1,7 @@
 """Builds a router: from settings to a service, once a loop runs."""
 
 import asyncio
+import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -200,11 +201,12 @@ def text_loader(settings: ProcessSettings, templates: Templates) -> Callable[[st
     given = settings.tenant_credentials
 
     def load(model: str, source: TextSource) -> TextSide:
-        if given is None:
+        if given is None and not settings.tenants:
             return load_text_side(model, source, settings.text_files, settings.cache, templates)
         # What one tenant's credentials have brought is kept from the others.
         namespace = source.service.partition("/")[0]
-        cache, own = None if settings.cache is None else settings.cache / namespace, credentials_in(given / namespace)
+        cache = None if settings.cache is None else settings.cache / namespace
+        own = os.environ if given is None else credentials_in(given / namespace)
         return load_text_side(model, source, settings.text_files, cache, templates, own)
 
     return load
