@@ -17,7 +17,8 @@ from kv_transfer.index import redis_scripts
 from tandem.spec.reading import read_service
 from tandem.spec.service import Metadata, ModelService
 from tandem.spec.tenants import read_tenants
-from tests.helm.charts import NAMESPACE, VARIANTS, Json, helm, notes, of_kind, render, rendered
+from tests.helm import charts
+from tests.helm.charts import CHART, NAMESPACE, VARIANTS, Json, helm, notes, of_kind, render, rendered
 from tests.helm.secret_server import SecretServer, serving
 from tests.helm.test_helm_flags import operator, router, store
 
@@ -215,6 +216,24 @@ def test_secrets_of_tenants_stay_and_a_new_tenant_gets_its_own(cluster: tuple[Se
     assert noted[0] != noted[1], "it reads its users when it starts"
 
 
+def test_redis_starts_anew_where_its_users_may_do_something_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise routers and workers of a new version would be refused what only the file allows them."""
+    copied = shutil.copytree(CHART, tmp_path / "tandem")
+    names = copied / "templates" / "_names.tpl"
+    names.write_text(names.read_text("utf-8").replace("\n+ping +role ", "\n+ping +role +llen "), "utf-8")
+    monkeypatch.setattr(charts, "CHART", copied)
+    changed = render(VARIANTS["tenants"])
+    (users,) = of_kind(changed, "Secret", "tandem-redis-users")
+    assert "+llen" in users["stringData"]["users.acl"]
+    noted = [
+        of_kind(objects, "Deployment", "tandem-redis")[0]["spec"]["template"]["metadata"]["annotations"]
+        for objects in (OBJECTS, changed)
+    ]
+    assert noted[0] != noted[1]
+
+
 def test_a_namespace_that_becomes_a_tenants_keeps_nothing_that_it_shared(cluster: tuple[SecretServer, Any]) -> None:
     server, config = cluster
     shared = render({"namespaces": list(TENANTS), "redis": {"enabled": True}}, config=config)
@@ -241,6 +260,8 @@ def test_cert_manager_makes_a_certificate_for_each() -> None:
     names = {one["metadata"]["namespace"]: one["spec"] for one in of_kind(objects, "Certificate")}
     assert names["llm"]["dnsNames"] == ["tandem-worker.llm"]
     assert "ipAddresses" not in names["llm"]
+    assert "commonName" not in names["llm"], "of at most 64 bytes, while a namespace alone may have 63"
+    assert names[NAMESPACE]["commonName"] == "tandem-worker"
     assert "tandem-router" in names[NAMESPACE]["dnsNames"]
     assert of_kind(objects, "Secret") == []
 
