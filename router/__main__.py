@@ -1,6 +1,7 @@
 """`python -m router`: the router as a process. Settings are flags (`--port 8000`), environment or a file."""
 
 import gc
+import logging
 import os
 import sys
 from typing import Final
@@ -20,13 +21,15 @@ from tandem.core.errors import TandemError
 from tandem.core.simple_tokenizer import MODEL_NAME
 from tandem.model.directory import open_model
 from tandem.process.large_pages import use_large_pages
-from tandem.process.logs import EventLines, set_up_logs
+from tandem.process.logs import EventLines, event, set_up_logs
 from tandem.process.run import fail, serve_process
 from tandem.process.settings import load_settings
 from tandem.process.settings_help import help_asked
 from tandem.process.system import SystemClock, SystemEntropy
 from tandem.process.telemetry import endpoint_from, open_telemetry
 from tandem.spec.tenants import read_tenants
+
+_log = logging.getLogger(__name__)
 
 _GC_THRESHOLDS: Final = (20_000, 20, 20)
 """A request leaves some hundred objects that refer to each other. At the interpreter's own thresholds the collector
@@ -91,12 +94,17 @@ def open_keyring(settings: ProcessSettings, entropy: Entropy) -> Keyring:
 
 
 def open_tenant_keys(settings: ProcessSettings) -> dict[str, Keyring]:
-    """The ticket keys of each tenant by namespace; none without a directory of them. Raises `bad_setting`, also for a
-    tenant that has no key there."""
-    directory = settings.tenant_keys
+    """The ticket keys of each tenant by namespace; none without a directory of them. A tenant whose keys cannot be
+    read is left out, and the log says why: whoever writes the Secret of one namespace stops no router of others."""
+    directory, found = settings.tenant_keys, dict[str, Keyring]()
     if directory is None:
-        return {}
-    return {namespace: read_keyring(directory / namespace) for namespace in read_tenants(settings.tenants).patterns}
+        return found
+    for namespace in read_tenants(settings.tenants).patterns:
+        try:
+            found[namespace] = read_keyring(directory / namespace)
+        except TandemError as error:
+            event(_log, "tenant_key_unread", level=logging.ERROR, namespace=namespace, reason=error.message)
+    return found
 
 
 def _flags(argv: list[str]) -> list[str]:

@@ -1,6 +1,7 @@
 """Builds a router: from settings to a service, once a loop runs."""
 
 import asyncio
+import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -111,7 +112,9 @@ class Wiring:
         settings, core = self.settings, self.settings.core
         index = CompactIndex(int.from_bytes(entropy.token(16), "little"))
         services = ServiceRegistry()
-        services.tenants = read_tenants(settings.tenants)
+        tenants = read_tenants(settings.tenants)
+        keyless = () if settings.tenant_keys is None else tenants.patterns.keys() - self.tenant_keys.keys()
+        services.tenants = replace(tenants, keyless=frozenset(keyless))
         dialer = self._dialer(entropy, services)
         prober = _prober(core, self.keyring, clock, entropy, meter, self._signing(services))
         fleet = Fleet(dialer, clock, core.deadlines, index, meter, core.fleet, prober, shared, services=services)
@@ -198,11 +201,12 @@ def text_loader(settings: ProcessSettings, templates: Templates) -> Callable[[st
     given = settings.tenant_credentials
 
     def load(model: str, source: TextSource) -> TextSide:
-        if given is None:
+        if given is None and not settings.tenants:
             return load_text_side(model, source, settings.text_files, settings.cache, templates)
         # What one tenant's credentials have brought is kept from the others.
         namespace = source.service.partition("/")[0]
-        cache, own = None if settings.cache is None else settings.cache / namespace, credentials_in(given / namespace)
+        cache = None if settings.cache is None else settings.cache / namespace
+        own = os.environ if given is None else credentials_in(given / namespace)
         return load_text_side(model, source, settings.text_files, cache, templates, own)
 
     return load

@@ -196,4 +196,4 @@ class KubernetesDiscovery:
 
 
 def _facts(worker: WorkerPod) -> MemberFacts:
-    return MemberFacts(worker.address, worker.service, worker.pool, worker.ready)
+    return MemberFacts(worker.address, worker.service, worker.pool, worker.ready, worker.name)

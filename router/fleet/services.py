@@ -49,12 +49,13 @@ class ServiceFacts:
 
 class MemberFacts(NamedTuple):
     """The facts known of a member besides its address: `service` is `namespace/name`, `ready` whether the member is
-    reported ready."""
+    reported ready, `pod` the name of its pod, empty where that is not known."""
 
     address: str
     service: str
     pool: str
     ready: bool
+    pod: str = ""
 
 
 FactsChanges = Mapping[str, ServiceFacts | None]

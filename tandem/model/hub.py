@@ -18,9 +18,17 @@ def is_hub_id(model: str) -> bool:
     return _ID.fullmatch(model) is not None
 
 
-def download(model: str, cache: Path | None, *, weights: bool = True, token: str | bool | None = None) -> Path:
+def download(
+    model: str,
+    cache: Path | None,
+    *,
+    weights: bool = True,
+    token: str | bool | None = None,
+    endpoint: str | None = None,
+) -> Path:
     """Bring a snapshot here (resuming what is partly there), with or without its weights, and return its directory.
-    `token` is by default the hub's own (`HF_TOKEN`); False asks without one. Raises `bad_model`."""
+    `token` is by default the hub's own (`HF_TOKEN`); False asks without one. `endpoint` is the hub's URL, by default
+    `HF_ENDPOINT`. Raises `bad_model`."""
     # Imported on use: it costs a tenth of a second, and most starts do not need the hub.
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
@@ -32,6 +40,7 @@ def download(model: str, cache: Path | None, *, weights: bool = True, token: str
             revision=revision or None,
             cache_dir=cache,
             token=token,
+            endpoint=endpoint,
             allow_patterns=[pattern for pattern in WANTED if weights or pattern != WEIGHTS],
             ignore_patterns=list(UNWANTED),
         )

@@ -20,9 +20,11 @@ _ANY: Final = "*"
 @dataclass(frozen=True)
 class Tenants:
     """Patterns of names by namespace; in a pattern `*` stands for any text. Without any every namespace may take
-    every name."""
+    every name. Nothing of the namespaces in `keyless` is served."""
 
     patterns: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    keyless: frozenset[str] = frozenset()
+    """Namespaces whose ticket key a router cannot read."""
 
     def refusal(self, namespace: str, names: Iterable[str]) -> str | None:
         """Why a service of the namespace may not have these names, in one sentence; None where it may."""
@@ -31,6 +33,8 @@ class Tenants:
         allowed = self.patterns.get(namespace)
         if allowed is None:
             return f"namespace {namespace} is no tenant's: add it to tenants in the chart's values"
+        if namespace in self.keyless:
+            return f"the ticket key of namespace {namespace} cannot be read: the router's log says why at its start"
         wrong = next((name for name in names if not any(_matches(pattern, name) for pattern in allowed)), None)
         if wrong is None:
             return None
@@ -66,9 +70,9 @@ def names_of(obj: dict[str, Any]) -> tuple[str, ...]:
     """Every name by which clients may ask for what a ModelService's object serves: model, aliases and adapters. What
     cannot be read of it has none."""
     spec = _part(obj, "spec")
-    engines = [_part(spec, "engine"), *(_part(pool, "engine") for pool in _texts_or_parts(spec, "pools"))]
-    adapters = [_adapter(each) for engine in engines for each in _texts_or_parts(engine, "adapters")]
-    names = (claim_of(obj).model, *_texts_or_parts(_part(spec, "model"), "aliases"), *adapters)
+    engines = [_part(spec, "engine"), *(_part(pool, "engine") for pool in _listed(spec, "pools"))]
+    adapters = [_adapter(each) for engine in engines for each in _texts(engine, "adapters")]
+    names = (claim_of(obj).model, *_texts(_part(spec, "model"), "aliases"), *adapters)
     return tuple(dict.fromkeys(names))
 
 
@@ -92,6 +96,10 @@ def _part(value: Any, key: str) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _texts_or_parts(value: Any, key: str) -> list[Any]:
+def _listed(value: Any, key: str) -> list[Any]:
     found = value.get(key) if isinstance(value, dict) else None
-    return [each for each in found if isinstance(each, str | dict)] if isinstance(found, list) else []
+    return found if isinstance(found, list) else []
+
+
+def _texts(value: Any, key: str) -> list[str]:
+    return [each for each in _listed(value, key) if isinstance(each, str)]

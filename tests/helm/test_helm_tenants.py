@@ -17,7 +17,8 @@ from kv_transfer.index import redis_scripts
 from tandem.spec.reading import read_service
 from tandem.spec.service import Metadata, ModelService
 from tandem.spec.tenants import read_tenants
-from tests.helm.charts import NAMESPACE, VARIANTS, Json, helm, notes, of_kind, render, rendered
+from tests.helm import charts
+from tests.helm.charts import CHART, NAMESPACE, VARIANTS, Json, helm, notes, of_kind, render, rendered
 from tests.helm.secret_server import SecretServer, serving
 from tests.helm.test_helm_flags import operator, router, store
 
@@ -160,6 +161,43 @@ def test_redis_has_a_user_for_each_with_keys_of_its_own() -> None:
     }
 
 
+@pytest.mark.parametrize("written", ["x", "", "abcd", "0" * 63, " ".join(["0" * 64] * 3), "0" * 64 + "\ny"])
+def test_what_a_tenant_wrote_for_its_key_is_replaced_where_it_is_none(
+    cluster: tuple[SecretServer, Any], written: str
+) -> None:
+    server, config = cluster
+    objects = render(VARIANTS["tenants"], config=config)
+    install(server, objects)
+    keys = {place: secrets(objects, place)["tandem-kv-key"]["keys"] for place in (NAMESPACE, *TENANTS)}
+    (own,) = [one for one in of_kind(objects, "Secret", "tandem-kv-key") if one["metadata"]["namespace"] == "llm"]
+    server.put({**own, "data": {"keys": base64.b64encode(written.encode()).decode()}})
+    again = render(VARIANTS["tenants"], config=config, upgrade=True)
+    drawn = secrets(again, "llm")["tandem-kv-key"]["keys"]
+    assert re.fullmatch("[0-9a-f]{64}", drawn)
+    assert secrets(again, NAMESPACE)["tandem-tenant-keys"] == {"llm": drawn, "search": keys["search"]}
+    assert secrets(again, NAMESPACE)["tandem-kv-key"]["keys"] == keys[NAMESPACE]
+
+
+def test_a_key_that_is_being_rotated_stays(cluster: tuple[SecretServer, Any]) -> None:
+    server, config = cluster
+    objects = render(VARIANTS["tenants"], config=config)
+    install(server, objects)
+    (own,) = [one for one in of_kind(objects, "Secret", "tandem-kv-key") if one["metadata"]["namespace"] == "llm"]
+    two = "0A" * 16 + "\n" + "1" * 64 + "\n"
+    server.put({**own, "data": {"keys": base64.b64encode(two.encode()).decode()}})
+    again = render(VARIANTS["tenants"], config=config, upgrade=True)
+    assert secrets(again, "llm")["tandem-kv-key"]["keys"] == two
+
+
+def test_a_store_that_is_off_gives_its_namespace_no_secrets_and_redis_no_user() -> None:
+    """Redis does not start with two users of one name, and that namespace would have those of routers."""
+    objects = render({**VARIANTS["tenants"], "kvStore": {"enabled": False, "namespace": "old"}})
+    assert secrets(objects, "old") == {}
+    (users,) = of_kind(objects, "Secret", "tandem-redis-users")
+    names = [line.split()[1] for line in users["stringData"]["users.acl"].splitlines()]
+    assert sorted(names) == ["default", "routers", "tenant-llm", "tenant-search"]
+
+
 def test_secrets_of_tenants_stay_and_a_new_tenant_gets_its_own(cluster: tuple[SecretServer, Any]) -> None:
     server, config = cluster
     first = render(VARIANTS["tenants"], config=config)
@@ -176,6 +214,24 @@ def test_secrets_of_tenants_stay_and_a_new_tenant_gets_its_own(cluster: tuple[Se
     before, after = (of_kind(objects, "Deployment", "tandem-redis")[0] for objects in (first, again))
     noted = [one["spec"]["template"]["metadata"]["annotations"] for one in (before, after)]
     assert noted[0] != noted[1], "it reads its users when it starts"
+
+
+def test_redis_starts_anew_where_its_users_may_do_something_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise routers and workers of a new version would be refused what only the file allows them."""
+    copied = shutil.copytree(CHART, tmp_path / "tandem")
+    names = copied / "templates" / "_names.tpl"
+    names.write_text(names.read_text("utf-8").replace("\n+ping +role ", "\n+ping +role +llen "), "utf-8")
+    monkeypatch.setattr(charts, "CHART", copied)
+    changed = render(VARIANTS["tenants"])
+    (users,) = of_kind(changed, "Secret", "tandem-redis-users")
+    assert "+llen" in users["stringData"]["users.acl"]
+    noted = [
+        of_kind(objects, "Deployment", "tandem-redis")[0]["spec"]["template"]["metadata"]["annotations"]
+        for objects in (OBJECTS, changed)
+    ]
+    assert noted[0] != noted[1]
 
 
 def test_a_namespace_that_becomes_a_tenants_keeps_nothing_that_it_shared(cluster: tuple[SecretServer, Any]) -> None:
@@ -204,6 +260,8 @@ def test_cert_manager_makes_a_certificate_for_each() -> None:
     names = {one["metadata"]["namespace"]: one["spec"] for one in of_kind(objects, "Certificate")}
     assert names["llm"]["dnsNames"] == ["tandem-worker.llm"]
     assert "ipAddresses" not in names["llm"]
+    assert "commonName" not in names["llm"], "of at most 64 bytes, while a namespace alone may have 63"
+    assert names[NAMESPACE]["commonName"] == "tandem-worker"
     assert "tandem-router" in names[NAMESPACE]["dnsNames"]
     assert of_kind(objects, "Secret") == []
 

@@ -90,7 +90,7 @@ tandem-tenant-keys
 {{/* Where Secrets have to be: with the release, and with every ModelService. */}}
 {{- define "tandem.secretNamespaces" -}}
 {{- $namespaces := concat (list .Release.Namespace) (include "tandem.tenants" . | fromJson).all .Values.namespaces -}}
-{{- if .Values.kvStore.namespace }}{{ $namespaces = append $namespaces .Values.kvStore.namespace }}{{ end -}}
+{{- if and .Values.kvStore.enabled .Values.kvStore.namespace }}{{ $namespaces = append $namespaces .Values.kvStore.namespace }}{{ end -}}
 {{- dict "all" (uniq $namespaces) | toJson -}}
 {{- end }}
 

@@ -19,6 +19,7 @@ from tandem.core.errors import TandemError
 from tandem.core.messages import Adapter, Hello
 from tandem.kube.kinds import Json
 from tandem.kube.store import Key
+from tandem.spec.tenants import read_tenants
 from tests.unit.router.discovery.test_router_discovery import pod, service
 from tests.worlds.router_world import LAYOUT
 
@@ -175,6 +176,16 @@ def test_an_address_that_two_pods_have_is_the_newer_ones_whichever_changed_last(
     assert catalog.take_changes().members == {}
     catalog.take_pod(("default", "pod-1"), None)
     assert catalog.take_changes().members["tcp://10.0.0.1:7400"].name == "pod-2"  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("spec", [{"model": {"aliases": [{"a": "b"}]}}, {"engine": {"adapters": [{"a": "b"}]}}])
+def test_a_tenants_service_that_names_objects_is_a_problem_and_no_error(spec: Any) -> None:
+    catalog = Catalog(read_tenants(["default=*"]))
+    catalog.take_service(("default", "chat"), service("chat", spec=spec))
+    changes = catalog.take_changes()
+    assert not changes.services
+    (problem,) = changes.problems
+    assert problem.startswith("default/chat: ")
 
 
 def test_what_changes_nothing_is_of_no_interest() -> None:

@@ -176,7 +176,7 @@ def test_pods_become_members_and_leave_with_their_objects() -> None:
         await stage.apply(service("chat"), pod("b", "10.0.0.2"), pod("a", "10.0.0.1"), pod("starting"))
         assert list(stage.fleet.members) == ["tcp://fixed:1", "tcp://10.0.0.1:7400", "tcp://10.0.0.2:7400"]
         facts = stage.fleet.known["tcp://10.0.0.1:7400"]
-        assert (facts.service, facts.pool, facts.ready) == ("default/chat", "decode", True)
+        assert (facts.service, facts.pool, facts.ready, facts.pod) == ("default/chat", "decode", True, "a")
         await stage.cluster.delete(Ref(POD, "default", "a"))
         await asyncio.sleep(1.0)
         assert list(stage.fleet.members) == ["tcp://fixed:1", "tcp://10.0.0.2:7400"]

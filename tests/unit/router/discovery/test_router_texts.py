@@ -1,6 +1,8 @@
 """The text sides of services' models: where their files come from, and what is said while they are not there."""
 
 import asyncio
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ from tandem.apps.simulation.loop import LoopClock, VirtualLoop
 from tandem.core.errors import TandemError
 from tandem.model.directory import open_model
 from tandem.process.settings import load_settings
+from tandem.process.system import SystemClock
 from tandem.spec.model import Model
 from tests.worlds.rendered import rendered
 from tests.worlds.weights_stage import ACCESS_KEY, SECRET_KEY, Store, serving
@@ -85,19 +88,94 @@ def test_credentials_of_a_tenant_are_for_its_models_alone(tmp_path: Path, monkey
 
 
 def test_a_tenant_without_a_token_asks_the_hub_without_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tokens: list[object] = []
+    asked: list[object] = []
 
-    def download(model: str, cache: Path | None, *, weights: bool, token: object = None) -> Path:
-        tokens.append(token)
+    def download(
+        model: str, cache: Path | None, *, weights: bool, token: object = None, endpoint: object = None
+    ) -> Path:
+        asked.append((token, endpoint))
         return open_model("demo").path
 
     for module in ("tandem.model.directory", "router.discovery.loading"):
         monkeypatch.setattr(f"{module}.download", download)
     templates = InlineTemplates(LoopClock(VirtualLoop()))
     source = TextSource("a/s", Model("hf://org/model"), False, True)
-    for environment in (None, {}, {"HF_TOKEN": "hf_a\n"}):
+    both = {"HF_TOKEN": "hf_a", "HF_ENDPOINT": "https://hub.example.com\n"}
+    for environment in (None, {}, {"HF_TOKEN": "hf_a\n"}, both):
         load_text_side("a/m", source, None, tmp_path, templates, environment)
-    assert tokens == [None, False, "hf_a"]
+    assert asked == [(None, None), (False, None), ("hf_a", None), ("hf_a", "https://hub.example.com")]
+
+
+def test_a_hub_is_asked_where_the_tenants_token_is_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The router's own endpoint gets no request, and so no token of another hub."""
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
+    seen: list[tuple[str, str | None]] = []
+
+    class Hub(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            seen.append((self.path, self.headers.get("Authorization")))
+            self.send_response(404)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def do_HEAD(self) -> None:
+            self.do_GET()
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Quiet."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        environment = {"HF_TOKEN": "hf_a", "HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}"}
+        source = TextSource("a/s", Model("org/model"), False, True)
+        with pytest.raises(TandemError, match="org/model: "):
+            load_text_side("a/m", source, None, tmp_path, InlineTemplates(SystemClock()), environment)
+        server.shutdown()
+    assert seen
+    assert {authorization for _, authorization in seen} == {"Bearer hf_a"}
+
+
+@pytest.mark.parametrize("given", ["credentials", "names"])
+def test_a_tenant_reads_no_directory_of_the_routers(
+    given: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither another's text cache nor what merely looks like the id of a model, however it is written."""
+    demo = open_model("demo").path
+    for name in ("cache/b/theirs", "org/model", "texts/a/chat"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).symlink_to(demo)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    told: list[str] = []
+
+    def download(model: str, *_: object, **__: object) -> Path:
+        told.append(model)
+        return demo
+
+    monkeypatch.setattr("router.discovery.loading.download", download)
+    flags = {"credentials": "--tenant_credentials=given", "names": "--tenants=a=*"}
+    settings = load_settings(
+        ProcessSettings, ["--kubernetes", flags[given], "--cache=cache", "--text_files=texts"], {}
+    )
+    load = text_loader(settings, InlineTemplates(SystemClock()))
+    theirs = tmp_path / "cache" / "b" / "theirs"
+    wrong = [
+        *(f"{scheme}{theirs}" for scheme in ("", "file://")),
+        *("cache/b/theirs", "./org/model", "~/org/model", "file://~/org/model", "texts/../org/model"),
+        *("org/model@../../x", "org/model@/x", str(tmp_path / "absent")),
+    ]
+    for where in wrong:
+        with pytest.raises(TandemError, match="routers read no directories for tenants"):
+            load("m", TextSource("a/s", Model(where), False, True))
+    for revision in ("../../x", "/x"):
+        with pytest.raises(TandemError, match="routers read no directories for tenants"):
+            load("m", TextSource("a/s", Model("org/model", revision=revision), False, True))
+    assert told == []
+    load("m", TextSource("a/s", Model("org/model"), False, True))
+    assert told == ["org/model"], "a hub's, although a directory here is called that"
+    load("m", TextSource("a/chat", Model(str(theirs)), False, True))
+    load("m", TextSource("a/s", Model("demo"), False, True))
+    assert told == ["org/model"]
 
 
 def test_a_directory_that_routers_do_not_have_is_said_with_the_flag() -> None:

@@ -1,5 +1,7 @@
 """Which workers a router works with: of the service that their pods belong to, and of no other."""
 
+from dataclasses import replace
+
 import msgspec
 import pytest
 
@@ -44,6 +46,27 @@ def test_a_pod_of_one_service_is_no_worker_of_another() -> None:
         f"worker w0 at {OF_A} is a pod of the service aaa/chat and says that it serves 'b/x'"
     )
     assert "says that it serves 'nobody'" in refused(OF_A, hello("nobody"))
+
+
+def test_a_pods_worker_has_its_name_and_no_other() -> None:
+    """Whoever comes first under the id of another's worker would keep that one out."""
+    services = ServiceRegistry()
+    services.tell([ServiceFacts("aaa/chat", "a/x")], [MemberFacts(OF_A, "aaa/chat", "all", True, "chat-all-0")])
+    named = msgspec.structs.replace(hello("a/x"), worker_id="chat-all-0")
+    assert check_hello(OF_A, named, services) == named
+    for worker_id in ("chat-all-1", "", "chat-all-0 "):
+        with pytest.raises(TandemError, match="called chat-all-0: a pod's worker has its name") as caught:
+            check_hello(OF_A, msgspec.structs.replace(named, worker_id=worker_id), services)
+        assert caught.value.code == "bad_setting"
+
+
+@pytest.mark.parametrize("tokens", [0, -16])
+def test_blocks_without_tokens_are_no_blocks(tokens: int) -> None:
+    first = hello("a/x")
+    wrong = msgspec.structs.replace(first, layout=replace(first.layout, block_tokens=tokens))
+    for address in (OF_A, ALWAYS):
+        with pytest.raises(TandemError, match=f"blocks of {tokens} tokens"):
+            check_hello(address, wrong, registry())
 
 
 def test_an_adapter_takes_no_name_of_another_tenant() -> None:

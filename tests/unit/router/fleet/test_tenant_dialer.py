@@ -1,10 +1,13 @@
 """Workers of several tenants are dialed with what their own namespace has."""
 
+import logging
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
 from kv_transfer.tickets import Keyring, TicketKey
+from router.__main__ import open_tenant_keys
 from router.api.auth import Keys
 from router.api.chat_templates.templates import InlineTemplates
 from router.fleet.services import MemberFacts, ServiceFacts, ServiceRegistry
@@ -12,6 +15,7 @@ from router.process_settings import ProcessSettings
 from router.wiring import Wiring
 from tandem.core.entropy import SeededEntropy
 from tandem.core.errors import TandemError
+from tandem.core.metrics import NullMeter
 from tandem.link.proof import LinkKeys
 from tandem.link.protocol import WorkerLink
 from tandem.link.servers import open_server
@@ -58,3 +62,26 @@ def test_a_models_tickets_are_signed_with_the_key_of_its_namespace() -> None:
     services.tell([ServiceFacts("a/chat", "a/x"), ServiceFacts("b/chat", "b/x")], [])
     signing = wiring._signing(services)
     assert [signing(model) for model in ("a/x", "b/x", "nobody")] == [KEYS["a"], KEYS["b"], KEYS["own"]]
+
+
+async def test_a_tenant_whose_key_cannot_be_read_is_not_served_and_the_others_are(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for namespace, written in (("a", "11" * 32), ("short", "11"), ("x", "x"), ("three", "11" * 32 + "\n22 33")):
+        (tmp_path / namespace).write_text(written)
+    settings = load_settings(
+        ProcessSettings, ["--kubernetes", f"--tenant_keys={tmp_path}", "--tenants=a=*,short=*,x=*,three=*,none=*"], {}
+    )
+    with caplog.at_level(logging.ERROR):
+        keys = open_tenant_keys(settings)
+    assert keys.keys() == {"a"}
+    reasons = {each.fields["namespace"]: each.fields["reason"] for each in caplog.records}  # type: ignore[attr-defined]
+    assert reasons.keys() == {"short", "x", "three", "none"}
+    assert reasons["x"].endswith("must hold hexadecimal keys, one per line")
+    wiring = Wiring(settings, {}, InlineTemplates(SystemClock()), Keys(), KEYS["own"], tenant_keys=keys)
+    tenants = wiring._fleet(SystemClock(), SeededEntropy(1), NullMeter(), None).services.tenants
+    assert tenants.refusal("a", ["m"]) is None
+    for namespace in reasons:
+        said = tenants.refusal(namespace, ["m"])
+        assert said is not None
+        assert "cannot be read" in said

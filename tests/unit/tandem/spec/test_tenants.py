@@ -71,6 +71,15 @@ def test_what_cannot_be_read_has_no_names_but_the_services(spec: Any) -> None:
     assert names_of({"metadata": {"name": "chat"}, "spec": spec}) == ("chat",)
 
 
+def test_aliases_and_adapters_that_are_no_text_name_nothing() -> None:
+    """Whoever may write a service may write anything there: routers and operator go on."""
+    odd = [{"name": "b/x"}, 7, None, ["b/x"], "a/y"]
+    pools = [{"engine": {"adapters": odd}}, "pool", None]
+    obj = service("a", model={"name": "a/x", "aliases": odd}, engine={"adapters": odd}, pools=pools)
+    assert names_of(obj) == ("a/x", "a/y", "y")
+    assert TENANTS.refused(obj) is not None
+
+
 @pytest.mark.parametrize("entry", ["a", "=x", "a="])
 def test_an_entry_without_a_pattern_is_refused(entry: str) -> None:
     with pytest.raises(TandemError, match="expected NAMESPACE=PATTERN"):
