@@ -7,9 +7,9 @@ from functools import partial
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import NoScriptError, RedisError
+from redis.exceptions import ClusterDownError, NoScriptError, ReadOnlyError, RedisError, ResponseError
 
-from kv_transfer.index.redis_connection import Argument, Connect, RedisFailed, ScriptUnknown
+from kv_transfer.index.redis_connection import Argument, CommandRefused, Connect, RedisFailed, ScriptUnknown
 from kv_transfer.index.redis_settings import RedisSettings
 
 
@@ -51,4 +51,7 @@ def _typed() -> Generator[None, None, None]:
     except NoScriptError as error:
         raise ScriptUnknown(str(error)) from error
     except RedisError as error:
-        raise RedisFailed(f"{type(error).__name__}: {error}") from error
+        # A replica, and a node without its primary, refuse whatever is written.
+        refused = isinstance(error, ResponseError) and not isinstance(error, ReadOnlyError | ClusterDownError)
+        failed = CommandRefused if refused else RedisFailed
+        raise failed(f"{type(error).__name__}: {error}") from error

@@ -19,6 +19,11 @@ class ScriptUnknown(RedisFailed):
     """`EVALSHA` named a script that the node never received or no longer has."""
 
 
+class CommandRefused(RedisFailed):
+    """The node answered a command with an error that is about the command alone, such as a key with a value of
+    another type. The connection is as good as before."""
+
+
 class RedisConnection(Protocol):
     """Connections to one node, made when they are needed. Nothing here bounds a wait: the caller does."""
 

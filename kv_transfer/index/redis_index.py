@@ -32,6 +32,8 @@ _IDLE_ROUNDS: Final = 60
 _SERVICES_MAX: Final = 4096
 NAMES_MAX: Final = 512
 """Names looked up for one prompt; of a longer one evenly spaced ones."""
+_UNREADABLE: Final = (ValueError, RecursionError, msgspec.MsgspecError)
+"""What reading an answer raises: whoever may write under a service's keys may leave anything there."""
 
 
 class RedisIndex:
@@ -45,6 +47,8 @@ class RedisIndex:
         self._idle: dict[str, int] = {}
         """For each service except the one in the settings, the number of refreshes since a request last asked for
         it."""
+        self._unknown: dict[str, str] = {}
+        """Why a service's holders could not be read last time, for each of which they could not."""
         self._asking = 0
         """Look-ups under way: fewer than there are connections, so that none waits for one."""
         self._nodes = RedisNodes(settings, (LOOK_UP, HOLDERS), meter, connect)
@@ -69,11 +73,25 @@ class RedisIndex:
     async def _watch(self) -> None:
         while True:
             await self._nodes.ready()
-            try:
-                self._holders = {each: await self._holders_of(each) for each in (_OWN, *self._asked_for())}
-            except TandemError as error:
-                event(_log, "redis_holders_unknown", reason=error.message)
+            services = (_OWN, *self._asked_for())
+            self._holders = {each: self._holders.get(each, _NOBODY) for each in services}
+            self._unknown = {each: why for each, why in self._unknown.items() if each in self._holders}
+            for each in services:
+                await self._look_at(each)
+                if not self._nodes.usable:
+                    break
             await asyncio.sleep(self._settings.probe_every_s)
+
+    async def _look_at(self, service: str) -> None:
+        """Renew the list of a service's holders. One that cannot be read stays as it is, and harms no other."""
+        try:
+            self._holders[service] = await self._holders_of(service)
+            self._unknown.pop(service, None)
+        except (TandemError, *_UNREADABLE) as error:
+            why = str(error)
+            if self._unknown.get(service) != why:
+                self._unknown[service] = why
+                event(_log, "redis_holders_unknown", service=service or self._settings.service, reason=why)
 
     def _asked_for(self) -> tuple[str, ...]:
         """The services of late requests, as many as there may be, the latest first."""
@@ -84,7 +102,7 @@ class RedisIndex:
     async def _holders_of(self, service: str) -> frozenset[str]:
         prefix = self._settings.prefix_of(service)
         answer = await self._nodes.evaluate(HOLDERS, (prefix,), self._settings.publish_s)
-        return frozenset(each.decode() for each in cast(Sequence[bytes], answer))
+        return frozenset(each.decode(errors="replace") for each in cast(Sequence[bytes], answer))
 
     async def longest(self, names: Sequence[bytes], service: str = _OWN) -> dict[str, RedisHolder]:
         """The number of leading blocks that each holder has of a service's blocks, by holder id. Of more than
@@ -104,7 +122,7 @@ class RedisIndex:
         except TandemError:
             self._meter.add("tandem_redis_look_ups_total", 1.0, "failed")
             return {}
-        except (ValueError, msgspec.MsgspecError) as error:
+        except _UNREADABLE as error:
             event(_log, "redis_answer_unreadable", level=logging.WARNING, reason=str(error))
             self._meter.add("tandem_redis_look_ups_total", 1.0, "unreadable")
             return {}

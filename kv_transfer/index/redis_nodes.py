@@ -12,7 +12,14 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Final, cast
 
-from kv_transfer.index.redis_connection import Argument, Connect, RedisConnection, RedisFailed, ScriptUnknown
+from kv_transfer.index.redis_connection import (
+    Argument,
+    CommandRefused,
+    Connect,
+    RedisConnection,
+    RedisFailed,
+    ScriptUnknown,
+)
 from kv_transfer.index.redis_settings import RedisSettings, shown, without_secrets
 from tandem.core.errors import TandemError
 from tandem.core.metrics import Meter
@@ -79,13 +86,18 @@ class RedisNodes:
             wait_s = min(2 * wait_s, self._settings.retry_max_s)
 
     async def evaluate(self, script: str, arguments: Sequence[Argument], within_s: float) -> object:
-        """Run one of the scripts. Raises `link_lost` when there is no answer within the bound."""
+        """Run one of the scripts. Raises `link_lost` when there is no answer within the bound, and `conflict` when
+        the node answers with an error: what lies under one service's keys says nothing of the node."""
         client = self._client
         if client is None or self._broken.is_set():
             raise TandemError("link_lost", f"Redis is not usable: {self.why_not}")
         try:
             async with asyncio.timeout(within_s):
                 answer = await _evaluate(client, script, arguments)
+        except CommandRefused as error:
+            self._failures = 0
+            problem = f"Redis at {self.address} refused a script of the index: {self._told(error)}"
+            raise TandemError("conflict", f"{problem}; look at what else writes under its keys") from error
         except (RedisFailed, OSError, TimeoutError) as error:
             self._failed(self._told(error), at_once=not isinstance(error, TimeoutError))
             raise TandemError("link_lost", f"Redis at {self.address} did not answer: {self.why_not}") from error

@@ -143,7 +143,9 @@ class RedisPublisher:
                 await self._tell()
             except TandemError as error:
                 event(_log, "redis_write_failed", reason=error.message)
-                await asyncio.sleep(self._settings.retry_first_s)
+                # What Redis refuses it refuses again, until somebody has tidied up.
+                refused = error.code == "conflict"
+                await asyncio.sleep(self._settings.retry_max_s if refused else self._settings.retry_first_s)
 
     async def _tell(self) -> None:
         """Write what there is to write, until that fails with `link_lost`."""

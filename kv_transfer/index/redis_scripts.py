@@ -15,6 +15,14 @@ ENTRY_BYTES: Final = 9
 ENTRIES_MAX: Final = 7
 """Holders per name; a further one takes the place of those that are gone, or else of the entry that would expire
 first."""
+HOLDERS_MAX: Final = 4096
+"""Holders that are told of one service."""
+ID_BYTES_MAX: Final = 512
+"""The longest id of a holder that is told."""
+RECORD_BYTES_MAX: Final = 1 << 16
+"""The longest record that is told. Whoever may write under a service's keys may leave anything there."""
+RECORDS_MAX: Final = 512
+"""Records that are told in one answer."""
 
 REGISTER: Final = """
 local prefix, record, lease_ms, id, first = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5] == '1'
@@ -53,12 +61,16 @@ return redis.call('PEXPIRE', key, lease_ms)
 """
 """1 when the number still stands for this incarnation."""
 
-HOLDERS: Final = """
+HOLDERS: Final = f"""
 local key, time = ARGV[1] .. 'z', redis.call('TIME')
 redis.call('ZREMRANGEBYSCORE', key, '-inf', time[1] * 1000)
-return redis.call('ZRANGE', key, 0, -1)
+local answer = {{}}
+for _, id in ipairs(redis.call('ZRANGE', key, 0, {HOLDERS_MAX} - 1)) do
+  if #id <= {ID_BYTES_MAX} then answer[#answer + 1] = id end
+end
+return answer
 """
-"""The ids of the holders that live."""
+"""The ids of the holders that live, as far as an answer goes."""
 
 CHANGE: Final = """
 local prefix, number, place, ttl = ARGV[1], tonumber(ARGV[2]), 2 ^ tonumber(ARGV[3]), tonumber(ARGV[4])
@@ -115,28 +127,30 @@ return #names / 16
 """
 """Enter or withdraw names of one holder and tier; -1 when the number does not stand for this incarnation."""
 
-LOOK_UP: Final = """
+LOOK_UP: Final = f"""
 local prefix, names = ARGV[1], ARGV[2]
 local now = tonumber(redis.call('TIME')[1])
 local call, sub, unpack = redis.call, string.sub, struct.unpack
-local rows, numbers, answer = {}, {}, {}
+local rows, numbers, answer, told = {{}}, {{}}, {{}}, 0
 for at = 1, #names, 16 do
   local value = call('HGET', prefix .. 'b' .. sub(names, at, at + 1), sub(names, at + 2, at + 15))
-  if not value then break end
+  if not value or #value > {ENTRIES_MAX * ENTRY_BYTES} then break end
   rows[#rows + 1] = struct.pack('B', #value / 9) .. value
   for from = 1, #value, 9 do numbers[sub(value, from, from + 3)] = true end
 end
 answer[1] = struct.pack('>I4', now) .. table.concat(rows)
 for packed, _ in pairs(numbers) do
   local record = call('GET', prefix .. 'h' .. unpack('>I4', packed))
-  if record then
+  if record and #record <= {RECORD_BYTES_MAX} and told < {RECORDS_MAX} then
+    told = told + 1
     answer[#answer + 1] = packed
     answer[#answer + 1] = record
   end
 end
 return answer
 """
-"""The time, the entries of the leading names that have any, then number and record of each live holder."""
+"""The time, the entries of the leading names that have any, then number and record of each live holder, as far as
+an answer goes."""
 
 SWEEP: Final = """
 local prefix, from, to = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])

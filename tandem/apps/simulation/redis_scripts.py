@@ -13,10 +13,15 @@ from typing import Final
 from kv_transfer.index.protocol import TIERS
 from kv_transfer.index.redis_scripts import (
     CHANGE,
+    ENTRIES_MAX,
     ENTRY,
     ENTRY_BYTES,
     HOLDERS,
+    HOLDERS_MAX,
+    ID_BYTES_MAX,
     LOOK_UP,
+    RECORD_BYTES_MAX,
+    RECORDS_MAX,
     REGISTER,
     RELEASE,
     RENEW,
@@ -82,7 +87,8 @@ def _holders(data: RedisData, now: int, arguments: Arguments) -> list[bytes]:
     scores = data.scores[prefix + b"z"] = {
         holder: score for holder, score in data.scores.get(prefix + b"z", {}).items() if score > second
     }
-    return sorted(scores, key=lambda holder: (scores[holder], holder))
+    first = sorted(scores, key=lambda holder: (scores[holder], holder))[:HOLDERS_MAX]
+    return [holder for holder in first if len(holder) <= ID_BYTES_MAX]
 
 
 def _change(data: RedisData, now: int, arguments: Arguments) -> int:
@@ -155,14 +161,14 @@ def _look_up(data: RedisData, now: int, arguments: Arguments) -> list[bytes]:
         key, rest = _place(prefix, name)
         bucket = data.bucket(key, now)
         value = bucket.fields.get(rest) if bucket is not None else None
-        if value is None:
+        if value is None or len(value) > ENTRIES_MAX * ENTRY_BYTES:
             break
         rows.append(bytes((len(value) // ENTRY_BYTES,)) + value)
         numbers.update((number, None) for number, _, _ in _ENTRY.iter_unpack(value))
     answer = [_NUMBER.pack(now // 1000) + b"".join(rows)]
     for number in numbers:
         record = data.record(prefix + b"h%d" % number, now)
-        if record is not None:
+        if record is not None and len(record) <= RECORD_BYTES_MAX and len(answer) < 2 * RECORDS_MAX:
             answer += [_NUMBER.pack(number), record]
     return answer
 
