@@ -73,8 +73,8 @@ class Host(Protocol[Request]):
         """Why the request cannot be placed now; None when it could be, were it not for others before it."""
         ...
 
-    def peer(self, worker_id: str) -> Peer | OrphanedHolder | None:
-        """The live incarnation of a worker."""
+    def peer(self, worker_id: str, model: str) -> Peer | OrphanedHolder | None:
+        """The live incarnation of a worker, or a holder that is known without a link to requests for a model."""
         ...
 
     def holders(self, name: bytes) -> Collection[str]:

@@ -218,8 +218,8 @@ class Dispatcher:
         found = self._placing.find(request)
         return found if isinstance(found, Unplaced) else self._held_back(request, found)
 
-    def peer(self, worker_id: str) -> Peer | OrphanedHolder | None:
-        return self._fleet.blocks.holder(worker_id)
+    def peer(self, worker_id: str, model: str) -> Peer | OrphanedHolder | None:
+        return self._fleet.blocks.holder(worker_id, self._fleet.services.scope(model))
 
     def holders(self, name: bytes) -> Collection[str]:
         return self._fleet.leading((name,)).keys()

@@ -104,14 +104,14 @@ class Placing:
 
     async def seek(self, generation: Generation) -> None:
         """Ask the shared index, if there is one, who else has the prompt's blocks; bounded by a few milliseconds."""
-        facts = self._fleet.services.of(generation.model)
+        scope = self._fleet.services.scope(generation.model)
         for names in self._names(generation).values():
-            await self._fleet.blocks.seek(names, "" if facts is None else facts.index)
+            await self._fleet.blocks.seek(names, scope)
 
     def _workers(self, model: str, names: Mapping[bytes, Sequence[bytes]]) -> tuple[WorkerView, ...]:
         """The live workers, and holders that there is no link to."""
-        workers = self._fleet.views(model)
-        beyond = [view for each in names.values() for view in self._fleet.blocks.beyond(each)]
+        workers, scope = self._fleet.views(model), self._fleet.services.scope(model)
+        beyond = [view for each in names.values() for view in self._fleet.blocks.beyond(each, scope)]
         return (*workers, *beyond) if beyond else workers
 
     def _tell_guesses(self, found: PlacementResult) -> None:
@@ -130,8 +130,9 @@ class Placing:
     def _holders(self, generation: Generation) -> tuple[Mapping[bytes, Sequence[bytes]], Mapping[str, Held]]:
         """The prompt's names by the root of the workers that use them, and who has how much of it."""
         names, held = self._names(generation), dict[str, Held]()
+        scope = self._fleet.services.scope(generation.model)
         for each in names.values():
-            held.update(self._fleet.leading(each))
+            held.update(self._fleet.leading(each, scope))
         return names, held
 
     def _names(self, generation: Generation) -> dict[bytes, Sequence[bytes]]:

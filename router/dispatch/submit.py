@@ -35,11 +35,11 @@ def send_attempt(
     left_s: float,
     kept: tuple[SequenceOutput, ...] = (),
     *,
-    peer: Callable[[str], Peer | OrphanedHolder | None],
+    peer: Callable[[str, str], Peer | OrphanedHolder | None],
 ) -> None:
     """Send `Submit` to every leg, with `left_s` until the request's deadline and leases under fresh ids. Workers keep
     `kept`, the answer of a resumable request so far. `peer` gives the live incarnation of a worker, or a holder that
-    is known without a link."""
+    is known without a link to requests for a model."""
     prefill, decode = attempt.prefill, attempt.decode
     keep = _NOTHING_KEPT if generation.resume is None else _keepsake(tools, generation, attempt, kept)
     trace = TraceContext(generation.trace.trace_id, attempt.span_id, generation.trace.sampled).header()
@@ -84,7 +84,7 @@ def _sources(
     attempt: Attempt,
     receiver: WorkerStream,
     left_s: float,
-    peer: Callable[[str], Peer | OrphanedHolder | None],
+    peer: Callable[[str, str], Peer | OrphanedHolder | None],
 ) -> tuple[Source, ...]:
     """The sources from which the worker that computes the prompt may fetch, as placement chose. Holders that have
     gone since are left out."""
@@ -92,7 +92,7 @@ def _sources(
         return ()
     sources = []
     for choice in attempt.placement.sources:
-        holder = peer(choice.holder)
+        holder = peer(choice.holder, generation.model)
         if holder is None or holder is receiver.peer:
             continue
         lease_id = reuse_lease(tools.entropy.token(12).hex())

@@ -14,7 +14,7 @@ from router.fleet.introduction import first_frame
 from router.fleet.knowledge import BlockKnowledge, LiveWorkers, Pairing
 from router.fleet.listing import WorkerListing, listing
 from router.fleet.model_views import NO_WORKERS, ModelViews, by_model
-from router.fleet.orphaned_holders import SharedIndex
+from router.fleet.orphaned_holders import IndexScope, SharedIndex
 from router.fleet.pairs import Key
 from router.fleet.peer import News, Peer, PeerListener
 from router.fleet.prober import PairProber
@@ -117,9 +117,9 @@ class Fleet:
         """The revisions that live workers of a model are of: one, but for a rollout."""
         return self._by_model.get(model, NO_WORKERS).revisions
 
-    def leading(self, names: Sequence[bytes]) -> dict[str, Held]:
+    def leading(self, names: Sequence[bytes], scope: IndexScope | None = None) -> dict[str, Held]:
         """The number of leading names that each worker holds, and where it holds them."""
-        return self.blocks.leading(names)
+        return self.blocks.leading(names, scope)
 
     @property
     def pairs(self) -> Pairs | None:

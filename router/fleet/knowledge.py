@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 from kv_transfer.index.protocol import BlockIndex, Held
 from kv_transfer.index.redis_wire import RedisHolder
 from router.fleet.approximate_index import ApproximateIndex, IndexChange
-from router.fleet.orphaned_holders import OrphanedHolder, OrphanedHolders, SharedIndex, view_of
+from router.fleet.orphaned_holders import IndexScope, OrphanedHolder, OrphanedHolders, SharedIndex, view_of
 from router.fleet.peer import Peer
 from router.placement.view import WorkerView
 from router.settings import FleetSettings
@@ -57,14 +57,15 @@ class BlockKnowledge:
             while self.index.tend():  # noqa: ASYNC110  (it works, it does not wait)
                 await asyncio.sleep(0)
 
-    def leading(self, names: Sequence[bytes]) -> dict[str, Held]:
-        """The number of leading names that each holder has, where it has them, and how that is known."""
+    def leading(self, names: Sequence[bytes], scope: IndexScope | None = None) -> dict[str, Held]:
+        """The number of leading names that each holder has, where it has them, and how that is known: by links
+        alone, or also by what the shared index told in a scope."""
         held = self.index.longest(names)
         for worker_id in self._approximate_indexes:
             if worker_id in held:
                 held[worker_id] = held[worker_id]._replace(known_by="approximate")
-        if self._strangers is not None:
-            for holder, each in self._strangers.holding(names).items():
+        if self._strangers is not None and scope is not None:
+            for holder, each in self._strangers.holding(names, scope).items():
                 if self._is_news(holder, each):
                     held[holder] = each.held
         return held
@@ -94,16 +95,15 @@ class BlockKnowledge:
 
     # ---- strangers ----
 
-    async def seek(self, names: Sequence[bytes], service: str = "") -> None:
-        """Ask the shared index about a prompt, if any worker reports blocks there and not here. `service` is the name
-        under which they are reported, empty for that of the index's own settings."""
-        if self._strangers is not None and names and self._strangers.some(self._told_here(), service):
-            await self._strangers.seek(names, service)
+    async def seek(self, names: Sequence[bytes], scope: IndexScope) -> None:
+        """Ask the shared index about a prompt, if any worker reports blocks there and not here."""
+        if self._strangers is not None and names and self._strangers.some(self._told_here(), scope.service):
+            await self._strangers.seek(names, scope)
 
-    def beyond(self, names: Sequence[bytes]) -> tuple[WorkerView, ...]:
+    def beyond(self, names: Sequence[bytes], scope: IndexScope) -> tuple[WorkerView, ...]:
         """Holders of a prompt's blocks that this router has no link to and whose blocks a linked worker can use, by
         id."""
-        found = {} if self._strangers is None else self._strangers.holding(names)
+        found = {} if self._strangers is None else self._strangers.holding(names, scope)
         views = []
         for holder in sorted(found):
             hello = found[holder].hello
@@ -112,10 +112,11 @@ class BlockKnowledge:
                 views.append(view_of(hello, pairing))
         return tuple(views)
 
-    def holder(self, worker_id: str) -> Peer | OrphanedHolder | None:
-        """The worker or holder that is known to keep blocks under this id; None where there is none."""
+    def holder(self, worker_id: str, scope: IndexScope) -> Peer | OrphanedHolder | None:
+        """The worker, or the holder told of in a scope, that is known to keep blocks under this id; None where there
+        is none."""
         peer = self._peers.get(worker_id)
-        return peer if peer is not None or self._strangers is None else self._strangers.stranger(worker_id)
+        return peer if peer is not None or self._strangers is None else self._strangers.stranger(worker_id, scope)
 
     def _told_here(self) -> list[str]:
         return [worker_id for worker_id, peer in self._peers.items() if peer.feed.last is not None]

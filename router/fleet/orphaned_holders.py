@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from kv_transfer.index.redis_wire import RedisHolder
 from router.placement.view import WorkerView
@@ -18,7 +18,19 @@ from tandem.core.clock import Clock
 from tandem.core.messages import Hello
 
 _ANSWERS_MAX: Final = 1024
+_HOLDERS_MAX: Final = 1024
+"""Holders that are remembered for a scope, those told of last."""
 _NOTHING: Final[Mapping[str, RedisHolder]] = MappingProxyType({})
+_NOT_TOLD: Final[Mapping[str, Hello]] = MappingProxyType({})
+
+
+class IndexScope(NamedTuple):
+    """What a request may be told of by a shared index: the records of its own service, and of these the ones for its
+    model. Another service's records are not its own, whatever worker they name."""
+
+    service: str
+    """The name under which the service's blocks are recorded; empty for that of the index's own settings."""
+    model: str
 
 
 class SharedIndex(Protocol):
@@ -54,39 +66,45 @@ class OrphanedHolder:
 
 
 class OrphanedHolders:
-    """Recent answers of the shared index. A prompt's last name stands for the whole prompt."""
+    """Recent answers of the shared index, each for the scope it was asked in. A prompt's last name stands for the
+    whole prompt."""
 
     def __init__(self, index: SharedIndex, clock: Clock, answer_s: float) -> None:
         self._index = index
         self._clock = clock
         self._answer_s = answer_s
-        self._answers: OrderedDict[bytes, tuple[float, Mapping[str, RedisHolder]]] = OrderedDict()
-        self._hellos: dict[str, Hello] = {}
+        self._answers: OrderedDict[tuple[IndexScope, bytes], tuple[float, Mapping[str, RedisHolder]]] = OrderedDict()
+        self._hellos: dict[IndexScope, OrderedDict[str, Hello]] = {}
 
     def some(self, known: Sequence[str], service: str) -> bool:
         """Whether any holder other than `known` reports a service's blocks."""
         return not self._index.holders(service).issubset(known)
 
-    async def seek(self, names: Sequence[bytes], service: str) -> None:
-        """Ask about a prompt for a service."""
-        found = await self._index.longest(names, service)
-        self._answers[names[-1]] = self._clock.now(), found
-        self._answers.move_to_end(names[-1])
+    async def seek(self, names: Sequence[bytes], scope: IndexScope) -> None:
+        """Ask about a prompt. Records for another model than the scope's are not believed."""
+        told = await self._index.longest(names, scope.service)
+        found = {holder: each for holder, each in told.items() if each.hello.model == scope.model}
+        self._answers[scope, names[-1]] = self._clock.now(), found
+        self._answers.move_to_end((scope, names[-1]))
         if len(self._answers) > _ANSWERS_MAX:
             self._answers.popitem(last=False)
+        hellos = self._hellos.setdefault(scope, OrderedDict())
         for holder, each in found.items():
-            self._hellos[holder] = each.hello
+            hellos[holder] = each.hello
+            hellos.move_to_end(holder)
+        while len(hellos) > _HOLDERS_MAX:
+            hellos.popitem(last=False)
 
-    def holding(self, names: Sequence[bytes]) -> Mapping[str, RedisHolder]:
+    def holding(self, names: Sequence[bytes], scope: IndexScope) -> Mapping[str, RedisHolder]:
         """The index's answer about a prompt while it is fresh, else an empty mapping."""
-        if not names or names[-1] not in self._answers:
+        if not names or (scope, names[-1]) not in self._answers:
             return _NOTHING
-        when, found = self._answers[names[-1]]
+        when, found = self._answers[scope, names[-1]]
         return found if self._clock.now() - when <= self._answer_s else _NOTHING
 
-    def stranger(self, holder: str) -> OrphanedHolder | None:
-        """A holder that an answer named."""
-        hello = self._hellos.get(holder)
+    def stranger(self, holder: str, scope: IndexScope) -> OrphanedHolder | None:
+        """A holder that an answer in this scope named."""
+        hello = self._hellos.get(scope, _NOT_TOLD).get(holder)
         return None if hello is None else OrphanedHolder.of(hello)
 
 

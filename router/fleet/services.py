@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from router.fleet.orphaned_holders import IndexScope
 from router.fleet.served import served_models
 from router.generation import ServedModel
 from router.placement.revisions import Weights
@@ -101,6 +102,11 @@ class ServiceRegistry:
     def of(self, model: str) -> ServiceFacts | None:
         """The facts known of the service of a model; None where it has no service."""
         return self._facts.get(model)
+
+    def scope(self, model: str) -> IndexScope:
+        """What requests for a model may be told of by a shared index."""
+        facts = self._facts.get(model)
+        return IndexScope("" if facts is None else facts.index, model)
 
     def queue_s(self, model: str, otherwise: float) -> float:
         """Seconds that a request for a model may wait for a worker; `otherwise` where its service does not say."""

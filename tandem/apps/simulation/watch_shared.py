@@ -10,6 +10,7 @@ from kv_transfer.index.redis_index import RedisIndex
 from kv_transfer.index.redis_settings import RedisSettings
 from kv_transfer.index.redis_wire import RedisHolder
 from router.fleet.knowledge import BlockKnowledge
+from router.fleet.orphaned_holders import IndexScope
 from tandem.apps.simulation.checks import Violation
 from tandem.apps.simulation.watch import Broken
 from tandem.core.metrics import Meter
@@ -45,9 +46,11 @@ class WatchedKnowledge(BlockKnowledge):
         super().__init__(*arguments)
         self._broken = broken
 
-    def leading(self, names: Sequence[bytes]) -> dict[str, Held]:
-        held = super().leading(names)
-        told: Mapping[str, RedisHolder] = {} if self._strangers is None else self._strangers.holding(names)
+    def leading(self, names: Sequence[bytes], scope: IndexScope | None = None) -> dict[str, Held]:
+        held = super().leading(names, scope)
+        told: Mapping[str, RedisHolder] = {}
+        if self._strangers is not None and scope is not None:
+            told = self._strangers.holding(names, scope)
         for holder, each in held.items():
             if each.known_by == "redis":
                 self._check_told(holder, told[holder])

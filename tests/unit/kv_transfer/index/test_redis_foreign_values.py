@@ -43,12 +43,17 @@ def entry(number: int) -> bytes:
 
 def bucket(admin: redis.Redis, at: int, value: bytes) -> None:
     name = NAMES[at]
-    admin.hset("b.svc:b" + name[:2].decode(), name[2:], value)  # type: ignore[arg-type]
+    admin.hset("b.svc:b" + name[:2].decode(), name[2:], value)
 
 
 def record(admin: redis.Redis, value: bytes) -> None:
     """A name that a holder with this record has."""
     admin.set("b.svc:h7", value)
+    bucket(admin, 0, entry(7))
+
+
+def record_of_another_type(admin: redis.Redis) -> None:
+    admin.lpush("b.svc:h7", "x")
     bucket(admin, 0, entry(7))
 
 
@@ -68,7 +73,7 @@ FOREIGN: dict[str, Writes] = {
     "many ids": lambda admin: admin.zadd("b.svc:z", {f"w{number}": LATE for number in range(HOLDERS_MAX + 9)}),
     "ids of another type": lambda admin: admin.set("b.svc:z", "x"),
     "a bucket of another type": lambda admin: admin.set("b.svc:b" + NAMES[0][:2].decode(), "x"),
-    "a record of another type": lambda admin: (admin.lpush("b.svc:h7", "x"), bucket(admin, 0, entry(7))),
+    "a record of another type": record_of_another_type,
     "no record": lambda admin: record(admin, b""),
     "a record that is not text": lambda admin: record(admin, encoded(hello("w")).replace(b"r1", b"\xff\xfe")),
     "a deep record": lambda admin: record(admin, DEEP),

@@ -15,6 +15,7 @@ from kv_transfer.index.redis_wire import RedisHolder
 from router.fleet.approximate_index import ApproximateIndex
 from router.fleet.knowledge import BlockKnowledge, LiveWorkers
 from router.fleet.kv_feed import Change, Forget, KvFeed, Replace
+from router.fleet.orphaned_holders import IndexScope
 from router.fleet.peer import Peer
 from router.placement.view import WorkerView
 from router.settings import FleetSettings
@@ -24,6 +25,7 @@ from tandem.link.protocol import RouterLink
 from tandem.worker.block_events import BlockEvents
 from tests.worlds.redis_stage import hello
 
+SCOPE = IndexScope("", "m")
 NAMES = tuple(bytes([number]) * 16 for number in range(12))
 
 
@@ -143,36 +145,104 @@ async def test_a_holder_without_a_link_is_found_and_can_be_fetched_from() -> Non
     near.feed.take(KvSnapshot(1, 0, b"", True))
     blocks, clock = knowledge(near, shared=shared)
     blocks.index.stored("near", NAMES[:2])
-    assert blocks.leading(NAMES) == {"near": Held(2, 2)}
-    await blocks.seek(NAMES)
-    assert blocks.leading(NAMES) == {"near": Held(2, 2), "far": redis(7)}, "a link knows better than Redis"
-    (view,) = blocks.beyond(NAMES)
+    assert blocks.leading(NAMES, SCOPE) == {"near": Held(2, 2)}
+    await blocks.seek(NAMES, SCOPE)
+    assert blocks.leading(NAMES, SCOPE) == {"near": Held(2, 2), "far": redis(7)}, "a link knows better than Redis"
+    (view,) = blocks.beyond(NAMES, SCOPE)
     assert (view.worker_id, view.role, view.epoch) == ("far", "store", 3)
-    holder = blocks.holder("far")
+    holder = blocks.holder("far", SCOPE)
     assert holder is not None
     assert (holder.epoch, holder.addresses_by("")) == (3, ("tcp://far:1",))
     clock.time = 6.0
-    assert blocks.leading(NAMES) == {"near": Held(2, 2)}, "an old answer is not believed"
+    assert blocks.leading(NAMES, SCOPE) == {"near": Held(2, 2)}, "an old answer is not believed"
+
+
+class Services(Shared):
+    """An index with the records of several services."""
+
+    def __init__(self, told: Mapping[str, Mapping[str, RedisHolder]]) -> None:
+        super().__init__({})
+        self.by_service = told
+
+    def holders(self, service: str = "") -> frozenset[str]:
+        return frozenset(self.by_service[service])
+
+    async def longest(self, names: Sequence[bytes], service: str = "") -> Mapping[str, RedisHolder]:
+        return self.by_service[service]
+
+
+def record(worker_id: str, model: str, address: str) -> RedisHolder:
+    told = msgspec.structs.replace(hello(worker_id), model=model, addresses=(address,))
+    return RedisHolder(told, redis(7))
+
+
+async def test_what_one_service_records_says_nothing_of_the_holders_of_another() -> None:
+    """Not even of a worker of the same name and for the same prompt: its tickets would go to another's address."""
+    mine, theirs = IndexScope("a.svc", "a/m"), IndexScope("b.svc", "b/m")
+    shared = Services(
+        {
+            "a.svc": {"store": record("store", "a/m", "tcp://a:1")},
+            "b.svc": {"store": record("store", "b/m", "tcp://b:1"), "other": record("other", "b/m", "tcp://b:2")},
+        }
+    )
+    for order in ((mine, theirs), (theirs, mine)):
+        blocks, _ = knowledge(shared=shared)
+        for scope in order:
+            await blocks.seek(NAMES, scope)
+        for scope, address in ((mine, "tcp://a:1"), (theirs, "tcp://b:1")):
+            holder = blocks.holder("store", scope)
+            assert holder is not None
+            assert holder.addresses_by("") == (address,)
+        assert blocks.leading(NAMES, mine) == {"store": redis(7)}
+        assert [view.worker_id for view in blocks.beyond(NAMES, mine)] == ["store"]
+        assert blocks.holder("other", mine) is None
+        assert set(blocks.leading(NAMES, theirs)) == {"store", "other"}
+
+
+async def test_a_record_for_another_model_than_the_services_is_refused() -> None:
+    told = {"far": record("far", "a/m", "tcp://b:1"), "near": record("near", "b/m", "tcp://b:2")}
+    blocks, _ = knowledge(shared=Services({"b.svc": told, "a.svc": {}}))
+    scope = IndexScope("b.svc", "b/m")
+    await blocks.seek(NAMES, scope)
+    assert blocks.leading(NAMES, scope) == {"near": redis(7)}
+    assert [view.worker_id for view in blocks.beyond(NAMES, scope)] == ["near"]
+    assert blocks.holder("far", scope) is None
+    assert blocks.holder("far", IndexScope("a.svc", "a/m")) is None
+
+
+async def test_a_service_that_records_ever_new_holders_does_not_fill_the_router() -> None:
+    told: dict[str, RedisHolder] = {}
+    shared = Services({"a.svc": {"w": record("w", "a/m", "tcp://a:1")}, "b.svc": told})
+    blocks, _ = knowledge(shared=shared)
+    mine, theirs = IndexScope("a.svc", "a/m"), IndexScope("b.svc", "b/m")
+    await blocks.seek(NAMES, mine)
+    for number in range(1100):
+        told.clear()
+        told[f"w{number}"] = record(f"w{number}", "b/m", "tcp://b:1")
+        await blocks.seek(NAMES, theirs)
+    assert blocks.holder("w0", theirs) is None
+    assert blocks.holder("w1099", theirs) is not None
+    assert blocks.holder("w", mine) is not None
 
 
 async def test_a_worker_whose_feed_has_a_gap_is_looked_up_meanwhile() -> None:
     shared = Shared({"w": RedisHolder(hello("w", 1), redis(4))})
     worker = peer_of(hello("w", 1))
     blocks, _ = knowledge(worker, shared=shared)
-    await blocks.seek(NAMES)
-    assert blocks.leading(NAMES) == {"w": redis(4)}
-    assert blocks.beyond(NAMES) == ()
+    await blocks.seek(NAMES, SCOPE)
+    assert blocks.leading(NAMES, SCOPE) == {"w": redis(4)}
+    assert blocks.beyond(NAMES, SCOPE) == ()
     worker.feed.take(KvSnapshot(1, 0, b"", True))
-    assert blocks.leading(NAMES) == {}
+    assert blocks.leading(NAMES, SCOPE) == {}
     shared.asked = 0
-    await blocks.seek(NAMES)
+    await blocks.seek(NAMES, SCOPE)
     assert shared.asked == 0, "nobody asks while links tell of everybody"
 
 
 async def test_another_incarnation_of_a_linked_worker_is_not_believed() -> None:
     blocks, _ = knowledge(peer_of(hello("w", 2)), shared=Shared({"w": RedisHolder(hello("w", 1), redis(4))}))
-    await blocks.seek(NAMES)
-    assert blocks.leading(NAMES) == {}
+    await blocks.seek(NAMES, SCOPE)
+    assert blocks.leading(NAMES, SCOPE) == {}
 
 
 def test_what_was_sent_to_a_worker_that_tells_nothing_is_known_approximately() -> None:
@@ -181,9 +251,9 @@ def test_what_was_sent_to_a_worker_that_tells_nothing_is_known_approximately() -
     blocks, _ = knowledge(silent, telling)
     blocks.sent(silent, NAMES[:5])
     blocks.sent(telling, NAMES)
-    assert blocks.leading(NAMES) == {"w": Held(5, 5, known_by="approximate")}
+    assert blocks.leading(NAMES, SCOPE) == {"w": Held(5, 5, known_by="approximate")}
     blocks.forget("w")
-    assert blocks.leading(NAMES) == {}
+    assert blocks.leading(NAMES, SCOPE) == {}
 
 
 def test_guesses_are_bounded_and_expire() -> None:
