@@ -124,6 +124,17 @@ def test_stores_lend_blocks_and_never_run_anything(name: str) -> None:
     assert alone.code == "no_workers"
 
 
+def test_who_holds_no_more_than_the_worker_itself_is_no_source() -> None:
+    """However slow it is: nothing is asked of it, so its slowness saves nothing."""
+    fast = view("fast", "store", tiers=(TierCost("dram", 1000, 1e11, 1e-6),))
+    slow = view("slow", "store", tiers=(TierCost("dram", 1000, 1e3, 1e-6),))
+    held = {"fast": Held(300, 0, 300), "slow": Held(50, 0, 50), "w0": Held(100, 100, 0)}
+    found = chosen(
+        policy_of("prefix_aware"), ask(4800, held=held), [fast, slow, view("w0", "unified")], "prefix_aware"
+    )
+    assert [source.holder for source in found.sources] == ["fast"]
+
+
 def a_worker(
     number: int, role: str, figures: tuple[int, int, int, int], state: tuple[bool, bool, int, int]
 ) -> WorkerView:
