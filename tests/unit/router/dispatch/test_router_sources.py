@@ -93,7 +93,7 @@ def test_who_has_the_blocks_itself_is_told_of_nobody() -> None:
 
 def test_a_holder_that_has_gone_since_is_left_out_and_the_request_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
     async def body(world: World) -> None:
-        monkeypatch.setattr(world.dispatcher, "peer", lambda _: None)
+        monkeypatch.setattr(world.dispatcher, "peer", lambda *_: None)
         await submitted(world)
         assert only(world.workers["u2"]).sources == ()
 
