@@ -177,7 +177,6 @@ def _environment(folder: Path, redis_port: int) -> dict[str, str]:
         "RAY_worker_niceness": "0",
         "RAY_DEDUP_LOGS": "0",
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
-        "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "5",
         "RAY_SERVE_HAPROXY_NBTHREAD": "1",
         "PYTHONPATH": str(Path(__file__).parents[2]),
         "PYTHONDONTWRITEBYTECODE": "1",

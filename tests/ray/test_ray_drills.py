@@ -254,5 +254,6 @@ async def test_nothing_is_left(drilled: Drilled) -> None:
 
     await eventually(hub_gone, WHOLE_S)
     await ended(pids)
-    commands = await asyncio.to_thread(lambda: [each.cmdline() for each in psutil.process_iter()])
+    alive = await asyncio.to_thread(lambda: [each.info["cmdline"] for each in psutil.process_iter(["cmdline"])])
+    commands = [each for each in alive if each]
     assert not [each for each in commands if {"prefill_worker", "decode_worker"} & set(each)]

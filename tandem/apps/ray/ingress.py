@@ -6,6 +6,9 @@ from typing import Final
 
 _READY_S: Final = 60
 """Serve itself gives a proxy 5 s to start, which a busy head needs for importing it, and then fails to start."""
+_STREAMS_S: Final = 3600
+"""For so long streams go on in a HAProxy that another one has followed, as when routers come or go or Serve's
+controller begins anew: what is left then is cut off, by default after 120 s."""
 _BASE_MAX: Final = 38
 """Characters of the folder's path: HAProxy's sockets lie in there, below a node's id of 56."""
 
@@ -32,6 +35,7 @@ def ingress_environment(folder: Path, ports: IngressPorts) -> dict[str, str]:
         "METRICS_SOCKET_PATH": folder / "metrics.sock",
         "METRICS_PORT": ports.metrics,
         "STATS_PORT": ports.statistics,
+        "HARD_STOP_AFTER_S": _STREAMS_S,
     }
     return {
         "RAY_SERVE_ENABLE_HA_PROXY": "1",
