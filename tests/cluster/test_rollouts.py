@@ -133,8 +133,8 @@ def test_the_gate_lets_in_a_revision_that_says_the_same(steady: Steady) -> None:
 
 def test_a_revision_that_is_too_slow_for_its_clients_is_taken_back(steady: Steady) -> None:
     platform, name, old = steady.platform, steady.name, steady.old
-    slo = {"slo": {"tpotMs": 40, "percentile": 90}}
-    slow = updated(name, {"TANDEM_SIMULATED__BASE_S": "0.15"}, weight=50)
+    slo = {"slo": {"tpotMs": 120, "percentile": 90}}
+    slow = updated(name, {"TANDEM_SIMULATED__BASE_S": "0.4"}, weight=50)
     with Load(platform.routers(), name, clients=8, tokens=12) as load:
         load.several()
         platform.apply({**slow, "spec": {**slow["spec"], **slo}})
